@@ -1,0 +1,139 @@
+"""What the decoder service asks of an engine; knows neither text nor the store.
+
+An engine turns prompts of token ids (with features at their visual positions) into tokens, for many
+requests at once. Text, stop sequences and keys are the business of the layers above.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shared.features.bundle import FeatureBundle
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request's tokens are chosen.
+
+    `temperature` 0 is greedy; `top_p` in [0, 1], where 0 keeps the best token alone; `top_k` 0 keeps all.
+    With a `seed`, the noise at token t depends on (seed, t) alone. `top_logprobs` asks for the best
+    candidates at each place (0: the chosen token's alone; None: nothing).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When one request's generation ends.
+
+    Counts include `continuation` tokens. Tokens of `stop_token_ids` end the answer (they are not part of
+    it), unless `ignore_eos`; they are never chosen before `min_output_tokens`.
+    """
+
+    max_output_tokens: int
+    min_output_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the language model sees it.
+
+    `positions` holds one (temporal, height, width) triple for each token: M-RoPE. Generated token number
+    n (from 0) has the position `next_position + n` on all three axes. `visual_spans` says where in
+    `token_ids` the tokens of each feature stand, in the order of `GenerationRequest.features`: (start,
+    count) pairs, several for a clip, whose temporal patches stand apart.
+    """
+
+    token_ids: tuple[int, ...]
+    positions: tuple[tuple[int, int, int], ...]
+    next_position: int
+    visual_spans: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+    @property
+    def visual_tokens(self) -> int:
+        return sum(count for spans in self.visual_spans for _, count in spans)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One request to an engine. `request_id` is unique among live requests.
+
+    `continuation` are tokens of this answer that were generated before; decoding resumes after them.
+    """
+
+    request_id: str
+    prompt: Prompt
+    features: tuple[FeatureBundle, ...]
+    sampling: Sampling
+    limits: Limits
+    continuation: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token and the natural logarithm of its probability, before temperature and filters."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """One generated token, or the end of the answer.
+
+    `finish` is None while the answer goes on, "stop" or "length" in the last output. The last output has
+    no token when a stop token ended the answer (`token_id` is None then).
+    """
+
+    token_id: int | None
+    logprob: float | None = None
+    top: tuple[Candidate, ...] = ()
+    finish: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for metrics."""
+
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+
+
+@dataclass(slots=True)
+class RequestTimings:
+    """Monotonic seconds of one request, filled in by the engine as it happens."""
+
+    submitted: float = 0.0
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    reused_tokens: int = field(default=0)
+
+
+class Engine(Protocol):
+    """Generates for many requests at once; every method is called on the event loop."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Most prompt and output tokens of one request together."""
+
+    def generate(self, request: GenerationRequest, timings: RequestTimings) -> AsyncIterator[TokenOutput]:
+        """Submits at once and yields tokens until one has `finish`.
+
+        Closing the iterator (or cancelling the task that reads it) takes the request out of the batch
+        before its next step. Raises QueueFull at once when too many requests wait.
+        """
+
+    def stats(self) -> EngineStats:
+        """How busy the engine is."""
+
+    async def close(self) -> None:
+        """Ends every request that still runs with Draining, then the loop."""

@@ -1,0 +1,47 @@
+"""What a feature store promises; knows no store.
+
+Every implementation runs the conformance suite in tests/contract/.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from shared.features.bundle import FeatureBundle
+from shared.features.key import FeatureKey
+from shared.features.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFeature:
+    """A feature that is complete in the store, and when the store forgets it unless it is read before."""
+
+    manifest: Manifest
+    expires_at: datetime
+
+
+class FeatureStore(Protocol):
+    """Features under exact keys, with a time to live that every read refreshes for the whole record.
+
+    A feature is visible only when it is complete. What is found damaged, or under a wrong key, is
+    deleted, counted, and answered as a miss; it never raises. Every method may raise StoreUnavailable
+    when the store does not answer within its time-out; `put` may raise StoreFull.
+    """
+
+    async def look_up(self, key: FeatureKey) -> StoredFeature | None:
+        """The manifest, if it and every chunk are there. Moves no tensor."""
+
+    async def fetch(self, manifest: Manifest) -> FeatureBundle | None:
+        """The tensors of a manifest from `look_up`, all checksums verified; None when a part is gone."""
+
+    async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
+        """Writes chunks, then the manifest. Writing an existing key again is harmless: content is equal."""
+
+    async def delete(self, key: FeatureKey) -> bool:
+        """Removes the feature; True when there was one. Afterwards nobody is served it."""
+
+    async def ping(self) -> None:
+        """Returns when the store answers."""
+
+    async def close(self) -> None:
+        """Gives connections back. No call is allowed afterwards."""
