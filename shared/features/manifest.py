@@ -1,7 +1,9 @@
 """What is known of a stored feature without reading its tensor; knows no tensor and no store."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
 from shared.features.key import FeatureKey, Modality
 
@@ -12,7 +14,9 @@ class Manifest:
 
     `fingerprint` is that of the checkpoint whose tower made it. The tensor has `token_count` rows of
     `(1 + deepstack_levels) * hidden_size` values of `dtype` ("float32", "float16" or "bfloat16"), cut
-    into chunks of `chunk_bytes` (the last one may be shorter), each with its checksum.
+    into chunks of `chunk_bytes` (the last one may be shorter), each with its checksum. `merge_size` is
+    the side of the square of patches that became one token. `write_id` tells one write of a key from the
+    next and is part of its chunks' names.
     """
 
     key: FeatureKey
@@ -27,3 +31,18 @@ class Manifest:
     chunk_bytes: int
     size_bytes: int
     chunk_checksums: tuple[bytes, ...]
+    merge_size: int = 2
+    write_id: str = ""
+
+    def chunk_size(self, index: int) -> int:
+        """Bytes of one chunk."""
+        return min(self.chunk_bytes, self.size_bytes - index * self.chunk_bytes)
+
+    def check_chunk_sizes(self, sizes: Sequence[int]) -> None:
+        """Compares the sizes of all chunks as a store reports them.
+
+        Raises:
+            DamagedRecord: one is too short or too long.
+        """
+        if any(size != self.chunk_size(index) for index, size in enumerate(sizes)):
+            raise DamagedRecord(DamageCause.LENGTH)

@@ -1,0 +1,144 @@
+"""The in-memory twin of the feature store: for tests, and for one process alone."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from shared.features.bundle import FeatureBundle
+from shared.features.codec import EncodedRecord, FeatureCodec
+from shared.features.damage import IncompleteRecord, UnusableRecord
+from shared.features.key import FeatureKey
+from shared.features.manifest import Manifest
+from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
+from shared.store.names import chunk_names, manifest_name
+from shared.store.store import StoredFeature
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(slots=True)
+class MemoryValue:
+    """Bytes under a name, and when they are forgotten."""
+
+    data: bytes
+    expires_at: datetime
+
+
+class MemoryFeatureStore:
+    """A FeatureStore in a dictionary. It has no limit but its time to live.
+
+    Values are the sealed manifests and chunks of the real store, under the same names, so that damage
+    can be tried on them: `values` is open to tests.
+    """
+
+    def __init__(
+        self, codec: FeatureCodec, *, ttl_seconds: float, now: Callable[[], datetime] = utc_now
+    ) -> None:
+        self.values: dict[str, MemoryValue] = {}
+        self._codec = codec
+        self._ttl = timedelta(seconds=ttl_seconds)
+        self._now = now
+
+    async def look_up(self, key: FeatureKey) -> StoredFeature | None:
+        with observed(Operation.LOOK_UP) as operation:
+            found = None
+            try:
+                found = self._find(key)
+                operation.hit_or_miss(found)
+            except UnusableRecord as problem:
+                operation.refused(problem)
+                self._forget(self._names(key))
+            return found
+
+    async def fetch(self, manifest: Manifest) -> FeatureBundle | None:
+        with observed(Operation.FETCH) as operation:
+            bundle = None
+            try:
+                if self._read(manifest_name(manifest.key)) is not None:
+                    chunks = self._read_chunks(manifest)
+                    bundle = await asyncio.to_thread(self._assemble, manifest, chunks)
+                    self._refresh(manifest)
+                    READ_BYTES.inc(manifest.size_bytes)
+                operation.hit_or_miss(bundle)
+            except UnusableRecord as problem:
+                operation.refused(problem)
+                self._forget(self._names(manifest.key))
+            return bundle
+
+    async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
+        with observed(Operation.PUT):
+            record = await asyncio.to_thread(self._codec.encode, key, bundle)
+            self._purge()
+            expires_at = self._now() + self._ttl
+            self._write(record, expires_at)
+            WRITTEN_BYTES.inc(record.manifest.size_bytes)
+            return StoredFeature(record.manifest, expires_at)
+
+    async def delete(self, key: FeatureKey) -> bool:
+        with observed(Operation.DELETE):
+            self._purge()
+            is_there = manifest_name(key) in self.values
+            self._forget(self._names(key))
+            return is_there
+
+    async def ping(self) -> None:
+        """Memory always answers."""
+
+    async def close(self) -> None:
+        self.values.clear()
+
+    def _find(self, key: FeatureKey) -> StoredFeature | None:
+        sealed = self._read(manifest_name(key))
+        if sealed is None:
+            return None
+        manifest = self._codec.decode_manifest(key, sealed)
+        manifest.check_chunk_sizes([len(chunk) for chunk in self._read_chunks(manifest)])
+        return StoredFeature(manifest, self._refresh(manifest))
+
+    def _read_chunks(self, manifest: Manifest) -> list[bytes]:
+        chunks = [self._read(name) for name in chunk_names(manifest)]
+        there = [chunk for chunk in chunks if chunk]
+        if len(there) < len(chunks):
+            raise IncompleteRecord
+        return there
+
+    def _assemble(self, manifest: Manifest, chunks: list[bytes]) -> FeatureBundle:
+        assembly = self._codec.assembly(manifest)
+        for index, chunk in enumerate(chunks):
+            assembly.add(index, chunk)
+        return assembly.finish()
+
+    def _write(self, record: EncodedRecord, expires_at: datetime) -> None:
+        for name, chunk in zip(chunk_names(record.manifest), record.chunks, strict=True):
+            self.values[name] = MemoryValue(bytes(chunk), expires_at)
+        self.values[manifest_name(record.manifest.key)] = MemoryValue(record.sealed_manifest, expires_at)
+
+    def _read(self, name: str) -> bytes | None:
+        value = self.values.get(name)
+        return None if value is None or value.expires_at <= self._now() else value.data
+
+    def _refresh(self, manifest: Manifest) -> datetime:
+        now = self._now()
+        names = [manifest_name(manifest.key), *chunk_names(manifest)]
+        parts = [self.values[name] for name in names if name in self.values]
+        expires_at = min((part.expires_at for part in parts), default=now)
+        if expires_at - now < self._ttl / 2:
+            expires_at = now + self._ttl
+            for part in parts:
+                part.expires_at = expires_at
+        return expires_at
+
+    def _names(self, key: FeatureKey) -> list[str]:
+        prefix = manifest_name(key).removesuffix("m")
+        return [name for name in self.values if name.startswith(prefix)]
+
+    def _forget(self, names: list[str]) -> None:
+        for name in names:
+            self.values.pop(name, None)
+
+    def _purge(self) -> None:
+        now = self._now()
+        self._forget([name for name, value in self.values.items() if value.expires_at <= now])
