@@ -1,0 +1,60 @@
+"""What operators see of the encoder: counters, queue gauges, the time of each stage, and its span."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from opentelemetry import trace
+from prometheus_client import Counter, Gauge, Histogram
+
+Stage = Literal["digest", "lookup", "decode", "preprocess", "queue", "tower", "store"]
+
+FEATURES = Counter(
+    "lenspair_encoder_features_total", "Features handed out, by how they came about.", ["outcome"]
+)
+DROPPED = Counter(
+    "lenspair_encoder_dropped_total",
+    "Items dropped from the queue before they cost a pass, because nobody waited for them.",
+    ["cause"],
+)
+BATCH_PATCHES = Histogram(
+    "lenspair_encoder_batch_patches",
+    "Patches of one tower pass.",
+    buckets=[2**exponent for exponent in range(4, 17)],
+)
+BATCH_ITEMS = Histogram(
+    "lenspair_encoder_batch_items", "Items of one tower pass.", buckets=(1, 2, 4, 8, 16, 32, 64, 128)
+)
+RETRIED_BATCHES = Counter(
+    "lenspair_encoder_retried_batches_total", "Failed passes that were run item by item."
+)
+QUEUE_PATCHES = Gauge("lenspair_encoder_queue_patches", "Patches that wait for the tower or are prepared.")
+QUEUE_ITEMS = Gauge("lenspair_encoder_queue_items", "Items that wait for the tower or are prepared.")
+MEDIA_BYTES = Histogram(
+    "lenspair_encoder_media_bytes",
+    "Encoded bytes of one medium.",
+    buckets=[4**exponent for exponent in range(5, 15)],
+)
+STAGE_SECONDS = Histogram(
+    "lenspair_encoder_stage_seconds",
+    "Time of one item in one stage.",
+    ["stage"],
+    buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+)
+
+tracer = trace.get_tracer("lenspair.encoder")
+
+_SPAN_NAMES: dict[Stage, str] = {"store": "encode.store_put"}
+
+
+@contextmanager
+def stage(name: Stage) -> Iterator[trace.Span]:
+    """Measures one stage of one request."""
+    started = time.perf_counter()
+    span_name = _SPAN_NAMES.get(name, f"encode.{name}")
+    with tracer.start_as_current_span(span_name, record_exception=False) as span:
+        try:
+            yield span
+        finally:
+            STAGE_SECONDS.labels(name).observe(time.perf_counter() - started)

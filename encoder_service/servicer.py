@@ -1,0 +1,83 @@
+"""The RPCs of lenspair.encoder.v1: parse, call, answer. Errors become statuses in shared/rpc."""
+
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+
+from encoder_service import messages
+from encoder_service.media_settings import RequestedSettings
+from encoder_service.service import EncoderService, Picture
+from shared.errors import InvalidRequest
+from shared.pb.lenspair.encoder.v1 import encoder_pb2 as pb
+from shared.pb.lenspair.encoder.v1 import encoder_pb2_grpc as pb_grpc
+from shared.rpc.deadline import remaining_seconds
+from shared.rpc.tenant import tenant_of
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EncoderServicer(pb_grpc.EncoderServiceServicer):
+    """Translates between messages and `EncoderService`."""
+
+    def __init__(self, service: EncoderService) -> None:
+        self._service = service
+
+    async def Encode(  # noqa: N802  the name in the contract
+        self, request: pb.EncodeRequest, context: Context
+    ) -> pb.EncodeResponse:
+        data = messages.picture_bytes(request)
+        messages.refuse_near_match(request, "near_match")
+        settings = messages.requested_settings(request.settings, "settings")
+        encoded = await self._service.encode(self._picture(data, settings, context))
+        return pb.EncodeResponse(**messages.answer_fields(encoded))
+
+    async def StreamEncode(  # noqa: N802  the name in the contract
+        self, request_iterator: AsyncIterator[pb.StreamEncodeRequest], context: Context
+    ) -> pb.StreamEncodeResponse:
+        header = await _header(request_iterator)
+        settings = messages.requested_settings(header.settings, "header.settings")
+        self._service.check_announced(header.size_bytes, settings)
+        data = await _body(request_iterator, header.size_bytes)
+        encoded = await self._service.encode(self._picture(data, settings, context))
+        return pb.StreamEncodeResponse(**messages.answer_fields(encoded))
+
+    async def LookupFeatures(  # noqa: N802  the name in the contract
+        self, request: pb.LookupFeaturesRequest, context: Context
+    ) -> pb.LookupFeaturesResponse:
+        queries = messages.picture_queries(request, tenant_of(context))
+        found = await self._service.look_up(queries)
+        refs = [None if feature is None else messages.feature_ref(feature) for feature in found]
+        return pb.LookupFeaturesResponse(results=[pb.LookupResult(feature=ref) for ref in refs])
+
+    def _picture(self, data: bytes, settings: RequestedSettings, context: Context) -> Picture:
+        deadline = self._service.deadline_in(remaining_seconds(context))
+        return Picture(tenant_of(context), data, settings, deadline)
+
+
+async def _header(requests: AsyncIterator[pb.StreamEncodeRequest]) -> pb.StreamEncodeHeader:
+    first = await anext(aiter(requests), None)
+    if first is None or first.WhichOneof("message") != "header":
+        raise InvalidRequest("the first message must be the header", field="header")
+    messages.check_modality(first.header.modality, "header.modality")
+    messages.refuse_near_match(first.header, "header.near_match")
+    if first.header.size_bytes < 1:
+        raise InvalidRequest("size_bytes must be above 0", field="header.size_bytes")
+    return first.header
+
+
+async def _body(requests: AsyncIterator[pb.StreamEncodeRequest], size_bytes: int) -> bytes:
+    """All chunks together: exactly the declared number of bytes, never holding more."""
+    body = io.BytesIO()
+    async for request in requests:
+        if request.WhichOneof("message") != "chunk" or not request.chunk:
+            raise InvalidRequest("after the header only chunks with bytes may follow", field="chunk")
+        if body.tell() + len(request.chunk) > size_bytes:
+            raise InvalidRequest(f"more than the declared {size_bytes} bytes were sent", field="chunk")
+        body.write(request.chunk)
+    if body.tell() < size_bytes:
+        raise InvalidRequest(
+            f"{body.tell()} of the declared {size_bytes} bytes were sent", field="header.size_bytes"
+        )
+    return body.getvalue()
