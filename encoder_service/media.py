@@ -49,6 +49,11 @@ class PictureHeader:
     height: int
 
 
+def load_codecs() -> None:
+    """Pillow imports its codecs on first use; a server wants that behind it."""
+    Image.init()
+
+
 def check_size(size_bytes: int, limits: MediaLimits) -> None:
     """Refuses a number of bytes, sent or only declared.
 

@@ -19,9 +19,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EncoderServicer(pb_grpc.EncoderServiceServicer):
-    """Translates between messages and `EncoderService`."""
+    """Translates between messages and `EncoderService`.
 
-    def __init__(self, service: EncoderService) -> None:
+    It can be registered before the model is loaded; the server refuses calls until it serves, and by then
+    `use` must have been called.
+    """
+
+    _service: EncoderService
+
+    def use(self, service: EncoderService) -> None:
         self._service = service
 
     async def Encode(  # noqa: N802  the name in the contract

@@ -1,16 +1,15 @@
 """The Qwen3-VL vision tower, alone: no language weight of the checkpoint is ever read."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import torch
-from transformers import AutoConfig
+from safetensors import safe_open
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
 from encoder_service.tower import Patches
-from encoder_service.weights import vision_tensors
+from shared.checkpoint import Checkpoint, Placement
 from shared.features.bundle import FeatureBundle
 from shared.features.grid import Grid
 from shared.features.key import Modality
@@ -18,6 +17,8 @@ from shared.features.key import Modality
 # Part of every key's namespace: raise the version when the same patches may give other features.
 IMPLEMENTATION = "transformers-sdpa/1"
 
+# As Transformers 5 and the hub name the tensors of a tower, and as older releases did.
+_PREFIXES = ("model.visual.", "visual.")
 _TOWERS: Mapping[str, Any] = {"qwen3_vl": Qwen3VLVisionModel, "qwen3_vl_moe": Qwen3VLMoeVisionModel}
 
 
@@ -32,24 +33,21 @@ class VisionModel:
         self._merge_size = int(config.spatial_merge_size)
         self._hidden_size = int(config.out_hidden_size)
         self._levels = len(config.deepstack_visual_indexes)
-        self._patch_width = config.in_channels * config.temporal_patch_size * config.patch_size**2
 
     @classmethod
-    def open(cls, directory: Path, *, device: torch.device, dtype: torch.dtype) -> Self:
-        """Reads the tensors of the tower, each straight into its place on `device`.
+    def open(cls, checkpoint: Checkpoint, placement: Placement) -> Self:
+        """Reads the tensors of the tower, each straight into its place on the device.
 
         Raises:
-            ValueError: the checkpoint is no Qwen3-VL.
             RuntimeError: tensors are missing, unknown, or of another shape.
         """
-        config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        if config.model_type not in _TOWERS:
-            raise ValueError(f"{directory}: {config.model_type} is no Qwen3-VL")
-        tower_class = _TOWERS[config.model_type]
+        device, dtype = torch.device(placement.device), getattr(torch, placement.dtype)
+        config = checkpoint.load_config().vision_config
         with torch.device("meta"):
-            tower = tower_class._from_config(config.vision_config, attn_implementation="sdpa", dtype=dtype)
-        tensors = dict(vision_tensors(directory, device=device, dtype=dtype))
-        tower.load_state_dict(tensors, strict=True, assign=True)
+            tower = _TOWERS[checkpoint.model_type]._from_config(
+                config, attn_implementation="sdpa", dtype=dtype
+            )
+        tower.load_state_dict(dict(_tensors(checkpoint, device, dtype)), strict=True, assign=True)
         # The only values that no checkpoint holds: frequencies, computed from the configuration.
         tower.rotary_pos_emb = type(tower.rotary_pos_emb)(tower.config).to(device)
         return cls(tower.eval().requires_grad_(requires_grad=False), device, dtype)
@@ -68,11 +66,6 @@ class VisionModel:
         rows = [part.clone() for part in torch.split(features, counts)] if len(batch) > 1 else [features]
         return [self._bundle(patches.grid, part) for patches, part in zip(batch, rows, strict=True)]
 
-    def warm_up(self) -> None:
-        """Runs the tower once, so that no caller pays for what is made on first use."""
-        grid = Grid(1, 2 * self._merge_size, 2 * self._merge_size)
-        self.encode([Patches(torch.zeros(grid.h * grid.w, self._patch_width), grid)])
-
     def namespace_fields(self) -> Iterator[tuple[str, str]]:
         """What decides the features that patches give, for the namespace of keys."""
         name = str(self._dtype).removeprefix("torch.")
@@ -88,3 +81,16 @@ class VisionModel:
             hidden_size=self._hidden_size,
             deepstack_levels=self._levels,
         )
+
+
+def _tensors(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor under its name within the tower, in memory of its own: the mapped files are let go."""
+    for path in checkpoint.weight_files:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  it is no dictionary
+                if name.startswith(_PREFIXES):
+                    stored = file.get_tensor(name)
+                    copy = torch.empty(stored.shape, device=device, dtype=dtype).copy_(stored)
+                    yield name.split("visual.", maxsplit=1)[1], copy

@@ -1,0 +1,177 @@
+"""The composition root: the only place that knows which concrete parts an encoder is made of."""
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+import torch
+from PIL import Image
+
+from encoder_service.cpu import available_cores
+from encoder_service.intake import Intake
+from encoder_service.media import MediaLimits, load_codecs
+from encoder_service.media_settings import PixelPolicy, RequestedSettings
+from encoder_service.preprocess import ImagePreprocessor
+from encoder_service.service import EncoderService
+from encoder_service.servicer import EncoderServicer
+from encoder_service.settings import EncoderSettings
+from encoder_service.vision_model import VisionModel
+from encoder_service.worker import Worker
+from shared import telemetry
+from shared.batching import BatchLimits
+from shared.checkpoint import CheckpointError, choose_placement, open_checkpoint
+from shared.errors import StoreUnavailable
+from shared.features.key import namespace
+from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
+from shared.rpc.server import RpcServer
+from shared.store.redis_features import open_feature_store
+from shared.store.store import FeatureStore
+
+SERVICE_NAME = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
+_PING_AGAIN_SECONDS = 1.0
+
+_log = structlog.get_logger("lenspair.encoder")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """The parts that run."""
+
+    service: EncoderService
+    worker: Worker
+    intake: Intake
+    store: FeatureStore
+
+    async def close(self) -> None:
+        """Closes what works first, and what it works on last."""
+        await self.service.close()
+        await asyncio.to_thread(self.worker.close)
+        await asyncio.to_thread(self.intake.close)
+        await self.store.close()
+
+
+def run(settings: EncoderSettings) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status of the process."""
+    torch.set_num_threads(settings.torch_threads or available_cores())
+    observers = telemetry.set_up(settings, "lenspair-encoder")
+    try:
+        asyncio.run(_serve(settings))
+    except CheckpointError as error:
+        _log.error("the checkpoint can't be served", cause=str(error))
+        return 1
+    except Exception:  # noqa: BLE001  whatever ends the encoder is logged as its lines are
+        _log.exception("the encoder ends")
+        return 1
+    finally:
+        observers.shutdown()
+    return 0
+
+
+async def _serve(settings: EncoderSettings) -> None:
+    """Answers health checks while the model loads; ends with an error when the worker's loop does."""
+    server = RpcServer(settings, [SERVICE_NAME])
+    servicer = EncoderServicer()
+    server.add(partial(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer))
+    await server.start()
+    try:
+        encoder = await asyncio.to_thread(build, settings)
+    except BaseException:
+        await server.drain(notice_seconds=0, grace_seconds=0)
+        raise
+    servicer.use(encoder.service)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            loop = tasks.create_task(encoder.worker.run())
+            await _reach(encoder.store)
+            await server.set_serving()
+            await server.run_until_signal()
+            loop.cancel()
+    finally:
+        await encoder.close()
+
+
+def build(settings: EncoderSettings) -> Encoder:
+    """Loads the model, runs it once, and puts the parts together."""
+    checkpoint = open_checkpoint(settings.checkpoint)
+    placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
+    preprocessor = ImagePreprocessor.open(checkpoint.path)
+    policy = pixel_policy(settings, preprocessor)
+    model = VisionModel.open(checkpoint, placement)
+    _warm_up(preprocessor, model, policy)
+    _log.info("model loaded", fingerprint=checkpoint.fingerprint, device=placement.device)
+    store = open_store(settings, checkpoint.fingerprint)
+    worker = Worker(model, batch_limits(settings))
+    intake = Intake(
+        preprocessor,
+        media_limits(settings),
+        limit_pixels=policy.limit_max_pixels,
+        num_threads=settings.decode_threads,
+    )
+    fields = [("checkpoint", checkpoint.fingerprint), *preprocessor.namespace_fields()]
+    service = EncoderService(
+        store=store,
+        intake=intake,
+        worker=worker,
+        policy=policy,
+        namespace=namespace([*fields, *model.namespace_fields()]),
+    )
+    return Encoder(service, worker, intake, store)
+
+
+def pixel_policy(settings: EncoderSettings, preprocessor: ImagePreprocessor) -> PixelPolicy:
+    return PixelPolicy.of_server(
+        checkpoint_budget=preprocessor.pixel_budget,
+        default_min_pixels=settings.default_min_pixels,
+        default_max_pixels=settings.default_max_pixels,
+        limit_min_pixels=settings.limit_min_pixels,
+        limit_max_pixels=settings.limit_max_pixels,
+    )
+
+
+def media_limits(settings: EncoderSettings) -> MediaLimits:
+    return MediaLimits(
+        max_bytes=settings.max_media_bytes,
+        max_pixels=settings.max_source_pixels,
+        max_side=settings.max_source_side,
+    )
+
+
+def batch_limits(settings: EncoderSettings) -> BatchLimits:
+    return BatchLimits(
+        max_batch_items=settings.max_batch_items,
+        max_batch_cost=settings.max_batch_patches,
+        max_queue_items=settings.max_queue_items,
+        max_queue_cost=settings.max_queue_patches,
+        window_seconds=settings.batch_window_ms / 1000,
+    )
+
+
+def open_store(settings: EncoderSettings, fingerprint: str) -> FeatureStore:
+    secret = settings.store_key
+    return open_feature_store(
+        url=settings.store_url.get_secret_value(),
+        fingerprint=fingerprint,
+        ttl_seconds=settings.store_ttl_seconds,
+        timeout_seconds=settings.store_timeout_seconds,
+        connections=settings.store_connections,
+        chunk_bytes=settings.store_chunk_bytes,
+        store_key=None if secret is None else secret.get_secret_value().encode(),
+    )
+
+
+def _warm_up(preprocessor: ImagePreprocessor, model: VisionModel, policy: PixelPolicy) -> None:
+    """Sends one picture through, so that no caller pays for what is made on first use."""
+    load_codecs()
+    picture = Image.new("RGB", (64, 64))
+    model.encode([preprocessor.patches(picture, policy.resolve(RequestedSettings()))])
+
+
+async def _reach(store: FeatureStore) -> None:
+    """Waits for the store: health says NOT_SERVING until then."""
+    while True:
+        try:
+            return await store.ping()
+        except StoreUnavailable as error:
+            _log.warning("the store does not answer; trying again", cause=error.message)
+            await asyncio.sleep(_PING_AGAIN_SECONDS)
