@@ -30,14 +30,19 @@ class MemoryValue:
 class MemoryFeatureStore:
     """A FeatureStore in a dictionary. It has no limit but its time to live.
 
-    Values are the sealed manifests and chunks of the real store, under the same names, so that damage
-    can be tried on them: `values` is open to tests.
+    Its `values` are the sealed manifests and chunks of the real store, under the same names: two of these
+    stores may share them as two processes share a server, and tests may damage them.
     """
 
     def __init__(
-        self, codec: FeatureCodec, *, ttl_seconds: float, now: Callable[[], datetime] = utc_now
+        self,
+        codec: FeatureCodec,
+        *,
+        ttl_seconds: float,
+        values: dict[str, MemoryValue] | None = None,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self.values: dict[str, MemoryValue] = {}
+        self.values = {} if values is None else values
         self._codec = codec
         self._ttl = timedelta(seconds=ttl_seconds)
         self._now = now
@@ -45,8 +50,9 @@ class MemoryFeatureStore:
     async def look_up(self, key: FeatureKey) -> StoredFeature | None:
         with observed(Operation.LOOK_UP) as operation:
             found = None
+            sealed = self._read(manifest_name(key))
             try:
-                found = self._find(key)
+                found = None if sealed is None else self._check(key, sealed)
                 operation.hit_or_miss(found)
             except UnusableRecord as problem:
                 operation.refused(problem)
@@ -65,7 +71,7 @@ class MemoryFeatureStore:
                 operation.hit_or_miss(bundle)
             except UnusableRecord as problem:
                 operation.refused(problem)
-                self._forget(self._names(manifest.key))
+                self._discard(manifest)
             return bundle
 
     async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
@@ -88,12 +94,9 @@ class MemoryFeatureStore:
         """Memory always answers."""
 
     async def close(self) -> None:
-        self.values.clear()
+        """There is nothing to give back."""
 
-    def _find(self, key: FeatureKey) -> StoredFeature | None:
-        sealed = self._read(manifest_name(key))
-        if sealed is None:
-            return None
+    def _check(self, key: FeatureKey, sealed: bytes) -> StoredFeature:
         manifest = self._codec.decode_manifest(key, sealed)
         manifest.check_chunk_sizes([len(chunk) for chunk in self._read_chunks(manifest)])
         return StoredFeature(manifest, self._refresh(manifest))
@@ -134,6 +137,13 @@ class MemoryFeatureStore:
     def _names(self, key: FeatureKey) -> list[str]:
         prefix = manifest_name(key).removesuffix("m")
         return [name for name in self.values if name.startswith(prefix)]
+
+    def _discard(self, manifest: Manifest) -> None:
+        """Forgets one write, and the manifest unless another write has replaced it."""
+        sealed = self._read(manifest_name(manifest.key)) or b""
+        if manifest.write_id.encode() in sealed:
+            self._forget([manifest_name(manifest.key)])
+        self._forget(chunk_names(manifest))
 
     def _forget(self, names: list[str]) -> None:
         for name in names:

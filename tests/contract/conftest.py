@@ -1,0 +1,41 @@
+"""Backends and features for the conformance suites."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from demo.embedded_store import EmbeddedStore
+from tests.contract.backends import Backend, MemoryBackend, RedisBackend
+from tests.redis_servers import SERVER_KINDS, start_server
+
+
+@pytest.fixture(scope="session", params=["memory", *SERVER_KINDS])
+def shared_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedStore | None]:
+    """One server of each kind for the whole session; None for the memory store."""
+    if request.param == "memory":
+        yield None
+        return
+    with start_server(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+async def backend(shared_server: EmbeddedStore | None) -> AsyncIterator[Backend]:
+    """An empty place for features: memory, the embedded server, Debian's server."""
+    backend: Backend = MemoryBackend() if shared_server is None else RedisBackend(shared_server.url)
+    yield backend
+    await backend.close()
+
+
+@pytest.fixture(params=SERVER_KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedStore]:
+    """A real server of this test's own, to be stopped, filled or killed."""
+    with start_server(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+async def redis_backend(server: EmbeddedStore) -> AsyncIterator[RedisBackend]:
+    backend = RedisBackend(server.url)
+    yield backend
+    await backend.client.aclose()
