@@ -4,7 +4,7 @@ An engine turns prompts of token ids (with features at their visual positions) i
 requests at once. Text, stop sequences and keys are the business of the layers above.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -125,7 +125,9 @@ class Engine(Protocol):
     def context_tokens(self) -> int:
         """Most prompt and output tokens of one request together."""
 
-    def generate(self, request: GenerationRequest, timings: RequestTimings) -> AsyncIterator[TokenOutput]:
+    def generate(
+        self, request: GenerationRequest, timings: RequestTimings
+    ) -> AsyncGenerator[TokenOutput, None]:
         """Submits at once and yields tokens until one has `finish`.
 
         Closing the iterator (or cancelling the task that reads it) takes the request out of the batch

@@ -1,0 +1,115 @@
+"""Opens the language half of a checkpoint and runs it on a packed row; knows no requests.
+
+The half loads as the full model class without its tower, so that Transformers' own conversions of weights
+(the hub stores experts transposed) and its rules for tied embeddings apply. Vision weights stay on the disk.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeForConditionalGeneration,
+)
+
+from decoder_service.engine.attention import PACKED_ATTENTION, PackedPlan
+from decoder_service.engine.kv_pool import KVShape
+
+_VISION_WEIGHTS = [r"^model\.visual\."]
+
+
+class _DenseLanguageHalf(Qwen3VLForConditionalGeneration):  # type: ignore[misc]
+    _keys_to_ignore_on_load_unexpected = _VISION_WEIGHTS
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model.visual = None
+
+
+class _MoeLanguageHalf(Qwen3VLMoeForConditionalGeneration):  # type: ignore[misc]
+    _keys_to_ignore_on_load_unexpected = _VISION_WEIGHTS
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model.visual = None
+
+
+_HALVES: dict[str, Any] = {"qwen3_vl": _DenseLanguageHalf, "qwen3_vl_moe": _MoeLanguageHalf}
+
+
+class LanguageModel:
+    """The text model of a Qwen3-VL and its output matrix."""
+
+    def __init__(self, half: Any) -> None:
+        self._half = half
+        text = half.config.text_config
+        self.vocab_size: int = text.vocab_size
+        self.hidden_size: int = text.hidden_size
+        self.context_tokens: int = text.max_position_embeddings
+        self.deepstack_levels = len(half.config.vision_config.deepstack_visual_indexes)
+        self.device: torch.device = half.device
+        self.dtype: torch.dtype = half.dtype
+        self.kv_shape = KVShape(
+            num_layers=text.num_hidden_layers,
+            num_kv_heads=text.num_key_value_heads,
+            head_dim=text.head_dim,
+            dtype=half.dtype,
+        )
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """`[N]` token ids to `[N, hidden_size]`."""
+        embedded: torch.Tensor = self._half.model.language_model.embed_tokens(token_ids)
+        return embedded
+
+    def forward(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        visual_mask: torch.Tensor | None,
+        deepstack: list[torch.Tensor] | None,
+        plan: PackedPlan,
+    ) -> torch.Tensor:
+        """Runs the layers over a packed row and gives its hidden states, `[N, hidden_size]`.
+
+        `embeds` is `[N, hidden_size]`, `positions` `[4, N]` (place in the sequence, then temporal, height,
+        width). `visual_mask` `[N]` marks the visual rows, and `deepstack` has what each level adds to them,
+        `[visual rows, hidden_size]`; both are None in a step without visual rows.
+        """
+        output = self._half.model.language_model(
+            inputs_embeds=embeds[None],
+            position_ids=positions[:, None],
+            attention_mask=None,
+            use_cache=False,
+            visual_pos_masks=None if visual_mask is None else visual_mask[None],
+            deepstack_visual_embeds=deepstack,
+            packed=plan,
+        )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[R, hidden_size]` to `[R, vocab_size]`, in float32."""
+        logits: torch.Tensor = self._half.lm_head(hidden)
+        return logits.float()
+
+
+def open_language_model(checkpoint: Path, *, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+    """Loads the language half of the checkpoint in a local directory.
+
+    Raises:
+        ValueError: the checkpoint is not a Qwen3-VL.
+    """
+    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    half_class = _HALVES.get(config.model_type)
+    if half_class is None:
+        raise ValueError(f"not a Qwen3-VL checkpoint: its model_type is {config.model_type!r}")
+    half = half_class.from_pretrained(
+        checkpoint,
+        config=config,
+        dtype=dtype,
+        attn_implementation={"text_config": PACKED_ATTENTION},
+        local_files_only=True,
+    )
+    return LanguageModel(half.to(device).eval().requires_grad_(False))

@@ -1,0 +1,158 @@
+"""Runs one step on the model: packs rows, places features, samples; decides nothing about who runs."""
+
+import itertools
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from decoder_service.engine.attention import PackedPlan, plan_sequence
+from decoder_service.engine.engine import GenerationRequest
+from decoder_service.engine.kv_pool import KVPool, slots_of
+from decoder_service.engine.language_model import LanguageModel
+from decoder_service.engine.sampling import Choice, SamplingRow, choose
+from decoder_service.engine.scheduler import Chunk, Step
+
+
+@dataclass(frozen=True, slots=True)
+class _VisualSpan:
+    """Tokens `[start, end)` of a prompt are rows of `features`, from `first_row` on."""
+
+    start: int
+    end: int
+    features: torch.Tensor
+    first_row: int
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """What the model needs of one open request.
+
+    `positions` `[4, prompt tokens]` are place in the sequence, temporal, height and width. `slots` are the
+    places in the cache of all tokens that the request may come to have.
+    """
+
+    request: GenerationRequest
+    positions: torch.Tensor
+    spans: tuple[_VisualSpan, ...]
+    seed: int
+    slots: torch.Tensor | None = None
+
+    def positions_of(self, chunk: Chunk) -> torch.Tensor:
+        """`[4, chunk tokens]`; generated tokens stand at one place on all three axes."""
+        prompt = self.request.prompt
+        length = len(prompt.token_ids)
+        if chunk.end <= length:
+            return self.positions[:, chunk.start : chunk.end]
+        places = torch.arange(max(chunk.start, length), chunk.end)
+        axes = (places + (prompt.next_position - length)).expand(3, -1)
+        generated = torch.cat([places[None], axes])
+        return torch.cat([self.positions[:, chunk.start :], generated], dim=1)
+
+    def visual_rows(self, chunk: Chunk) -> Iterator[tuple[int, torch.Tensor]]:
+        """(place in the chunk, features from there on) for each stretch of visual tokens in a chunk."""
+        for span in self.spans:
+            start, end = max(span.start, chunk.start), min(span.end, chunk.end)
+            if start < end:
+                first = span.first_row + start - span.start
+                yield start - chunk.start, span.features[first : first + end - start]
+
+
+class ModelRunner:
+    """Keeps the inputs of open requests and runs steps over them; used from one thread at a time."""
+
+    def __init__(self, model: LanguageModel, pool: KVPool) -> None:
+        self._model = model
+        self._pool = pool
+        self._inputs: dict[str, _Inputs] = {}
+
+    def open(self, request: GenerationRequest) -> None:
+        """Takes a request's inputs; steps may name it until it is closed."""
+        prompt = request.prompt
+        axes = torch.tensor(prompt.positions, dtype=torch.long).reshape(-1, 3).T
+        seed = request.sampling.seed
+        self._inputs[request.request_id] = _Inputs(
+            request=request,
+            positions=torch.cat([torch.arange(len(prompt.token_ids))[None], axes]),
+            spans=tuple(_visual_spans(request)),
+            seed=secrets.randbits(63) if seed is None else seed,
+        )
+
+    def close(self, request_id: str) -> None:
+        """Forgets a request's inputs; unknown ids are fine."""
+        self._inputs.pop(request_id, None)
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> dict[str, Choice]:
+        """Computes a step's tokens, and chooses the next one of each chunk that samples."""
+        hidden = self._forward(step)
+        ends = itertools.accumulate(len(chunk.token_ids) for chunk in step.chunks)
+        rows = [end - 1 for chunk, end in zip(step.chunks, ends, strict=True) if chunk.samples]
+        if not rows:
+            return {}
+        sampling = [chunk for chunk in step.chunks if chunk.samples]
+        choices = choose(self._model.logits(hidden[rows]), [self._sampling_row(each) for each in sampling])
+        return {chunk.request_id: choice for chunk, choice in zip(sampling, choices, strict=True)}
+
+    def _forward(self, step: Step) -> torch.Tensor:
+        device = self._model.device
+        token_ids = [token_id for chunk in step.chunks for token_id in chunk.token_ids]
+        embeds = self._model.embed(torch.tensor(token_ids, device=device))
+        positions = torch.cat([self._of(chunk).positions_of(chunk) for chunk in step.chunks], dim=1)
+        visual_mask, deepstack = self._place_features(step, embeds)
+        return self._model.forward(embeds, positions.to(device), visual_mask, deepstack, self._plan(step))
+
+    def _place_features(
+        self, step: Step, embeds: torch.Tensor
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor] | None]:
+        """Writes the main features over their rows of `embeds`; gives the mask and the other levels."""
+        mask = torch.zeros(len(embeds), dtype=torch.bool)
+        stretches = []
+        begin = 0
+        for chunk in step.chunks:
+            for place, features in self._of(chunk).visual_rows(chunk):
+                mask[begin + place : begin + place + len(features)] = True
+                stretches.append(features)
+            begin += len(chunk.token_ids)
+        if not stretches:
+            return None, None
+        features = torch.cat(stretches).to(embeds.device, embeds.dtype)
+        main, *deepstack = torch.split(features, self._model.hidden_size, dim=1)
+        mask = mask.to(embeds.device)
+        embeds[mask] = main
+        return mask, deepstack
+
+    def _plan(self, step: Step) -> PackedPlan:
+        write_slots, sequences = [], []
+        begin = 0
+        for chunk in step.chunks:
+            slots = self._slots(chunk)
+            write_slots.append(slots[chunk.start : chunk.end])
+            sequences.append(plan_sequence(begin, len(chunk.token_ids), slots[: chunk.end]))
+            begin += len(chunk.token_ids)
+        return PackedPlan(self._pool, torch.cat(write_slots), tuple(sequences))
+
+    def _of(self, chunk: Chunk) -> _Inputs:
+        return self._inputs[chunk.request_id]
+
+    def _slots(self, chunk: Chunk) -> torch.Tensor:
+        inputs = self._of(chunk)
+        if inputs.slots is None:
+            inputs.slots = slots_of(chunk.block_table, self._pool.device)
+        return inputs.slots
+
+    def _sampling_row(self, chunk: Chunk) -> SamplingRow:
+        inputs = self._of(chunk)
+        limits = inputs.request.limits
+        must_go_on = chunk.output_index < limits.min_output_tokens
+        forbidden = limits.stop_token_ids if must_go_on else frozenset()
+        return SamplingRow(inputs.request.sampling, inputs.seed, chunk.output_index, forbidden)
+
+
+def _visual_spans(request: GenerationRequest) -> Iterator[_VisualSpan]:
+    for bundle, spans in zip(request.features, request.prompt.visual_spans, strict=True):
+        row = 0
+        for start, count in spans:
+            yield _VisualSpan(start, start + count, bundle.tensor, row)
+            row += count
