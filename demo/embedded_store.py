@@ -154,6 +154,6 @@ def _answers(address: Path | int) -> bool:
         try:
             connection.connect(target)
             connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
         except OSError:
             return False

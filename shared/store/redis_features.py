@@ -17,7 +17,7 @@ from typing import Final
 
 from shared.errors import StoreFull
 from shared.features.bundle import FeatureBundle
-from shared.features.codec import MAX_MANIFEST_BYTES, FeatureCodec, RecordAssembly
+from shared.features.codec import MAX_MANIFEST_BYTES, EncodedRecord, FeatureCodec, RecordAssembly
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
@@ -112,13 +112,8 @@ class RedisFeatureStore:
     async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
         with observed(Operation.PUT):
             record = await asyncio.to_thread(self._codec.encode, key, bundle)
-            names = chunk_names(record.manifest)
             try:
-                for batch in _batches(record.manifest):
-                    await self._connections.round_trip(
-                        [("SET", names[index], record.chunks[index], "PX", self._ttl_ms) for index in batch]
-                    )
-                await self._publish(key, record.sealed_manifest, names)
+                await self._write(key, record)
             except StoreFull:
                 await self._discard_write(record.manifest)
                 raise
@@ -184,15 +179,25 @@ class RedisFeatureStore:
             await self._connections.round_trip(refresh)
         return bundle
 
-    async def _publish(self, key: FeatureKey, sealed_manifest: bytes, names: list[str]) -> None:
+    async def _write(self, key: FeatureKey, record: EncodedRecord) -> None:
+        # A second try, because servers that evict by sampling may well take the newest values.
+        if not (await self._try_to_write(key, record) or await self._try_to_write(key, record)):
+            raise StoreFull("the feature store evicts features while they are written")
+
+    async def _try_to_write(self, key: FeatureKey, record: EncodedRecord) -> bool:
+        """Writes chunks, then the manifest; False when a chunk was gone before the manifest stood."""
+        names = chunk_names(record.manifest)
+        for batch in _batches(record.manifest):
+            await self._connections.round_trip(
+                [("SET", names[index], record.chunks[index], "PX", self._ttl_ms) for index in batch]
+            )
         *still_there, _ = await self._connections.round_trip(
             [
                 *(("PEXPIRE", name, self._ttl_ms) for name in names),
-                ("SET", manifest_name(key), sealed_manifest, "PX", self._ttl_ms),
+                ("SET", manifest_name(key), record.sealed_manifest, "PX", self._ttl_ms),
             ]
         )
-        if not all(still_there):
-            raise StoreFull("the feature store evicted a part of the feature while it was written")
+        return all(still_there)
 
     def _refresh_commands(self, manifest: Manifest, left_ms: int) -> list[Command]:
         """Gives all parts their full time, or nothing while more than half of it is left."""
