@@ -126,10 +126,10 @@ def choose_placement(
 
 def _locate(source: str) -> Path:
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         return path.resolve()
     if not _HUB_ID.fullmatch(source):
-        raise CheckpointNotFound(f"there is no directory {source}")
+        raise CheckpointNotFound(f"there is no directory {source!r}")
     from huggingface_hub import snapshot_download  # noqa: PLC0415  only needed here
 
     try:

@@ -29,13 +29,23 @@ class FeatureStore(Protocol):
     """
 
     async def look_up(self, key: FeatureKey) -> StoredFeature | None:
-        """The manifest, if it and every chunk are there. Moves no tensor."""
+        """The manifest, if it and every chunk are there in their full size. Moves no tensor."""
 
     async def fetch(self, manifest: Manifest) -> FeatureBundle | None:
-        """The tensors of a manifest from `look_up`, all checksums verified; None when a part is gone."""
+        """The tensors of a manifest from `look_up`, all checksums and values verified.
+
+        None when the record is gone, or a part of it, or when it is damaged.
+        """
 
     async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
-        """Writes chunks, then the manifest. Writing an existing key again is harmless: content is equal."""
+        """Writes chunks, then the manifest, each write under names of its own.
+
+        Writing an existing key again is harmless: later readers get the new write, readers that already
+        hold the old manifest still get the old one while it lives.
+
+        Raises:
+            ValueError: the bundle contradicts itself (grid, token count, timestamps); nothing is stored.
+        """
 
     async def delete(self, key: FeatureKey) -> bool:
         """Removes the feature; True when there was one. Afterwards nobody is served it."""
