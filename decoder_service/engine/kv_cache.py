@@ -43,10 +43,6 @@ class BlockManager:
     def used(self) -> int:
         return len(self._lent)
 
-    def fits(self, tokens: int) -> bool:
-        """True when a sequence of `tokens` tokens fits into the empty cache."""
-        return blocks_for(tokens) <= self._num_blocks
-
     def can_allocate(self, tokens: int) -> bool:
         """True when the free blocks hold `tokens` tokens now."""
         return blocks_for(tokens) <= len(self._free)

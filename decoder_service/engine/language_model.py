@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from decoder_service.engine.attention import PACKED_ATTENTION, PackedPlan
+from decoder_service.engine.checks import ModelShape
 from decoder_service.engine.kv_pool import KVShape
 
 _VISION_WEIGHTS = [r"^model\.visual\."]
@@ -51,6 +52,7 @@ class LanguageModel:
         self.deepstack_levels = len(half.config.vision_config.deepstack_visual_indexes)
         self.device: torch.device = half.device
         self.dtype: torch.dtype = half.dtype
+        self.shape = ModelShape(self.vocab_size, self.hidden_size, self.deepstack_levels)
         self.kv_shape = KVShape(
             num_layers=text.num_hidden_layers,
             num_kv_heads=text.num_key_value_heads,

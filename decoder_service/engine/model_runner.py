@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from decoder_service.engine.attention import PackedPlan, plan_sequence
+from decoder_service.engine.checks import check_request
 from decoder_service.engine.engine import GenerationRequest
 from decoder_service.engine.kv_pool import KVPool, slots_of
 from decoder_service.engine.language_model import LanguageModel
@@ -66,6 +67,10 @@ class ModelRunner:
         self._model = model
         self._pool = pool
         self._inputs: dict[str, _Inputs] = {}
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raises a LenspairError for a request that the model can't compute; may run on any thread."""
+        check_request(request, self._model.shape)
 
     def open(self, request: GenerationRequest) -> None:
         """Takes a request's inputs; steps may name it until it is closed."""

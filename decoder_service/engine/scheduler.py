@@ -10,7 +10,8 @@ decided here, anew for each step, so a request can enter and leave between any t
    delays its neighbours' next token by one bounded step, not by its whole length.
 3. *Admission is first come, first served.* The oldest waiting request enters as soon as there is a place in
    the batch and blocks for all that it may ever need. It is not overtaken by a smaller one, so nothing
-   starves; and nothing that was admitted dies in the middle (see kv_cache.py).
+   starves; and nothing that was admitted dies in the middle (see kv_cache.py). Whoever finds a free place
+   enters at once, so the queue holds only those who really wait, and its bound means what it says.
 
 There is one kind of work: the tokens of a sequence that the model has not seen (`num_pending`). Decoding is
 the case where that is one token, a resumed answer the case where the answer's first tokens are part of
@@ -21,10 +22,10 @@ tokens that came out. `add` and `remove` may be called between any of these; a s
 a sequence that is gone, and `advance` passes over it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from decoder_service.engine.kv_cache import BlockManager
+from decoder_service.engine.kv_cache import BLOCK_TOKENS, BlockManager
 from decoder_service.engine.sequence import Finish, Sequence
 
 
@@ -46,6 +47,11 @@ class Chunk:
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def is_decode(self) -> bool:
+        """True for one token of the answer; else the chunk is (a part of) a prompt."""
+        return len(self.token_ids) == 1 and self.output_index > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,8 @@ class BatchLimits:
     max_waiting: int = 64
 
     def __post_init__(self) -> None:
-        if self.max_batch_size < 1 or self.max_waiting < 1:
-            raise ValueError("max_batch_size and max_waiting must be at least 1")
+        if self.max_batch_size < 1 or self.max_waiting < 0:
+            raise ValueError("max_batch_size must be at least 1, and max_waiting not negative")
         if self.max_batch_tokens < self.max_batch_size:
             raise ValueError("max_batch_tokens must leave each sequence of a batch one token")
 
@@ -106,21 +112,32 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
-    def can_add(self) -> bool:
-        """True while the queue has room."""
-        return len(self._waiting) < self._limits.max_waiting
+    @property
+    def blocks_used(self) -> int:
+        return self._blocks.used
 
-    def can_ever_run(self, sequence: Sequence) -> bool:
-        """True when the empty cache holds the sequence at its longest."""
-        return self._blocks.fits(sequence.max_tokens)
+    @property
+    def blocks_total(self) -> int:
+        return self._blocks.total
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The longest sequence that the empty cache holds."""
+        return self._blocks.total * BLOCK_TOKENS
+
+    def can_add(self, sequence: Sequence) -> bool:
+        """True when the sequence could start now or the queue has room."""
+        starts = not self._waiting and self._has_room_for(sequence)
+        return starts or len(self._waiting) < self._limits.max_waiting
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence; ask `can_add` and `can_ever_run` first."""
-        assert self.can_add()
-        assert self.can_ever_run(sequence)
+        """Takes a sequence that can run at all (`capacity_tokens`); ask `can_add` first."""
+        assert self.can_add(sequence)
+        assert sequence.max_tokens <= self.capacity_tokens
         assert sequence.finish is None
         assert sequence.request_id not in self._waiting | self._running
         self._waiting[sequence.request_id] = sequence
+        self._admit()
 
     def remove(self, request_id: str) -> None:
         """Forgets a sequence, wherever it is, and frees its blocks; unknown ids are fine."""
@@ -128,13 +145,15 @@ class Scheduler:
         sequence = self._running.pop(request_id, None)
         if sequence is not None:
             self._blocks.free(sequence.block_table)
+        self._admit()
 
     def schedule(self) -> Step:
         """The next step; empty when there is no work."""
         budget = self._limits.max_batch_tokens
         chunks: list[Chunk] = []
-        turns = self._turns()
-        while budget and (sequence := next(turns, None)) is not None:
+        for sequence in sorted(self._running.values(), key=lambda sequence: not sequence.is_decoding):
+            if budget == 0:
+                break
             chunks.append(_next_chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
         return Step(tuple(chunks))
@@ -160,23 +179,19 @@ class Scheduler:
             self.remove(sequence.request_id)
         return Advance(sequence.request_id, token_id, finish)
 
-    def _turns(self) -> Iterator[Sequence]:
-        """Those that decode, those in the middle of their prompt, then newly admitted ones."""
-        yield from sorted(self._running.values(), key=lambda sequence: not sequence.is_decoding)
-        while (sequence := self._admit()) is not None:
-            yield sequence
+    def _admit(self) -> None:
+        """Moves waiting sequences into the batch, oldest first, while there is room."""
+        while self._waiting:
+            oldest = next(iter(self._waiting.values()))
+            if not self._has_room_for(oldest):
+                return
+            del self._waiting[oldest.request_id]
+            oldest.block_table = self._blocks.allocate(oldest.max_tokens)
+            self._running[oldest.request_id] = oldest
 
-    def _admit(self) -> Sequence | None:
-        """Moves the oldest waiting sequence into the batch, if there is room for it."""
-        if not self._waiting or len(self._running) >= self._limits.max_batch_size:
-            return None
-        oldest = next(iter(self._waiting.values()))
-        if not self._blocks.can_allocate(oldest.max_tokens):
-            return None
-        del self._waiting[oldest.request_id]
-        oldest.block_table = self._blocks.allocate(oldest.max_tokens)
-        self._running[oldest.request_id] = oldest
-        return oldest
+    def _has_room_for(self, sequence: Sequence) -> bool:
+        has_place = len(self._running) < self._limits.max_batch_size
+        return has_place and self._blocks.can_allocate(sequence.max_tokens)
 
 
 def _next_chunk(sequence: Sequence, budget: int) -> Chunk:
