@@ -1,0 +1,72 @@
+"""An encoder of real parts around a fake tower and a store in memory."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from encoder_service.intake import Intake
+from encoder_service.media import MediaLimits
+from encoder_service.media_settings import PixelPolicy, RequestedSettings
+from encoder_service.preprocess import ImagePreprocessor
+from encoder_service.service import EncoderService, Picture
+from encoder_service.worker import Worker
+from shared.batching import BatchLimits
+from shared.features.codec import FeatureCodec
+from shared.features.key import namespace, tenant_tag
+from shared.store.memory import MemoryFeatureStore
+from tests.fakes import FakeTower
+from tests.unit.encoder.samples import LIMITS
+
+POLICY = PixelPolicy(
+    default_min_pixels=4096, default_max_pixels=65_536, limit_min_pixels=65_536, limit_max_pixels=65_536
+)
+TENANT = tenant_tag("")
+
+
+@dataclass(frozen=True, slots=True)
+class Harness:
+    service: EncoderService
+    store: MemoryFeatureStore
+    tower: FakeTower
+    intake: Intake
+
+
+def a_store() -> MemoryFeatureStore:
+    return MemoryFeatureStore(FeatureCodec(fingerprint="0" * 64, chunk_bytes=4096), ttl_seconds=60)
+
+
+def picture(
+    data: bytes, settings: RequestedSettings | None = None, *, tenant: str = TENANT, seconds: float = 20.0
+) -> Picture:
+    return Picture(tenant, data, settings or RequestedSettings(), time.monotonic() + seconds)
+
+
+@asynccontextmanager
+async def an_encoder(
+    preprocessor: ImagePreprocessor,
+    *,
+    store: MemoryFeatureStore | None = None,
+    model: str = "a model",
+    max_queue_items: int = 64,
+    limits: MediaLimits = LIMITS,
+) -> AsyncIterator[Harness]:
+    tower = FakeTower()
+    worker = Worker(tower, BatchLimits(16, 4096, max_queue_items, 65_536, window_seconds=0.002))
+    intake = Intake(preprocessor, limits, limit_pixels=POLICY.limit_max_pixels, num_threads=2)
+    store = store or a_store()
+    service = EncoderService(
+        store=store, intake=intake, worker=worker, policy=POLICY, namespace=namespace([("model", model)])
+    )
+    loop = asyncio.create_task(worker.run())
+    try:
+        yield Harness(service, store, tower, intake)
+    finally:
+        tower.gate.set()
+        await service.close()
+        loop.cancel()
+        with suppress(asyncio.CancelledError):
+            await loop
+        worker.close()
+        intake.close()
