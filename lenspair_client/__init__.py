@@ -1,0 +1,68 @@
+"""The Python client of a Lenspair pair, for internal callers.
+
+    with LenspairClient("encoder:50051", "decoder:50052") as client:
+        answer = client.ask("Which shape is red?", [Path("shapes.png")])
+        print(answer.text)
+
+Needs grpcio and protobuf only; knows the contracts and nothing else of the services.
+"""
+
+from lenspair_client.aio import AsyncLenspairClient
+from lenspair_client.client import LenspairClient
+from lenspair_client.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    FeatureNotFound,
+    Internal,
+    InvalidArgument,
+    LenspairClientError,
+    LenspairRpcError,
+    NotFound,
+    QueueFull,
+    ResourceExhausted,
+    Unavailable,
+    Unimplemented,
+    UnreadableImage,
+)
+from lenspair_client.options import ClientOptions
+from lenspair_client.values import (
+    Answer,
+    Candidate,
+    Feature,
+    Generation,
+    MediaSettings,
+    Outcome,
+    TokenCount,
+    TokenLogprobs,
+    Turn,
+    Usage,
+)
+
+__all__ = [
+    "Answer",
+    "AsyncLenspairClient",
+    "Candidate",
+    "ClientOptions",
+    "DeadlineExceeded",
+    "FailedPrecondition",
+    "Feature",
+    "FeatureNotFound",
+    "Generation",
+    "Internal",
+    "InvalidArgument",
+    "LenspairClient",
+    "LenspairClientError",
+    "LenspairRpcError",
+    "MediaSettings",
+    "NotFound",
+    "Outcome",
+    "QueueFull",
+    "ResourceExhausted",
+    "TokenCount",
+    "TokenLogprobs",
+    "Turn",
+    "Unavailable",
+    "Unimplemented",
+    "UnreadableImage",
+    "Usage",
+]

@@ -1,0 +1,139 @@
+"""The asyncio client; the same methods as the blocking one."""
+
+# ruff: noqa: ASYNC109  a timeout here is the deadline that travels to the servers
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lenspair_client.async_calls import AsyncCalls, Returned
+from lenspair_client.effects import Flow
+from lenspair_client.options import ClientOptions
+from lenspair_client.requests import Requests
+from lenspair_client.values import Answer, Feature, Generation, MediaSettings, TokenCount, Turn
+
+
+class AsyncLenspairClient:
+    """Asks a Lenspair pair, on one event loop. Close it, or use it as an async context manager.
+
+    Addresses are `host:port`, or `dns:///host:port` to spread calls over all addresses of a name. An image
+    is the bytes of a file or its path. `timeout` is in seconds and holds for the whole method, all calls
+    that it makes together; without one the options' holds. Every method raises LenspairRpcError when a
+    call fails, and UnreadableImage when a file can't be read.
+    """
+
+    def __init__(self, encoder: str, decoder: str, options: ClientOptions | None = None) -> None:
+        options = options or ClientOptions()
+        self._requests = Requests(options)
+        self._calls = AsyncCalls(encoder, decoder, options)
+
+    async def encode(
+        self, image: bytes | Path, *, settings: MediaSettings | None = None, timeout: float | None = None
+    ) -> Feature:
+        """Makes sure that a picture's features are in the store.
+
+        A full queue is asked again when it said, a few times. Pictures that exceed a message go in chunks.
+        """
+        return await self._calls.run(self._requests.encode(image, settings, timeout))
+
+    async def lookup(
+        self, image: bytes | Path, *, settings: MediaSettings | None = None, timeout: float | None = None
+    ) -> Feature | None:
+        """A picture's features, if the store has them; the picture itself is not sent."""
+        return await self._calls.run(self._requests.look_up(image, settings, timeout))
+
+    async def ensure(
+        self,
+        images: Sequence[bytes | Path],
+        *,
+        settings: MediaSettings | None = None,
+        timeout: float | None = None,
+    ) -> tuple[Feature, ...]:
+        """The features of pictures, in their order: looked up together, then encoded where missing."""
+        return await self._calls.run(self._requests.ensure(images, settings, timeout))
+
+    async def generate(
+        self, turns: Sequence[Turn], generation: Generation | None = None, *, timeout: float | None = None
+    ) -> Answer:
+        """Answers a conversation; asked for once more when a decoder goes away."""
+        return await self._calls.run(self._requests.generate(turns, generation, timeout))
+
+    def stream(
+        self, turns: Sequence[Turn], generation: Generation | None = None, *, timeout: float | None = None
+    ) -> AsyncGenerator[str | Answer, None]:
+        """Yields an answer's text as it comes, and last the Answer.
+
+        When a decoder goes away, the answer goes on at another one: no text is lost or repeated. Closing
+        the generator ends the call.
+        """
+        return self._stream(self._requests.stream(turns, generation, timeout))
+
+    async def ask(
+        self,
+        question: str,
+        images: Sequence[bytes | Path] = (),
+        *,
+        system: str = "",
+        generation: Generation | None = None,
+        settings: MediaSettings | None = None,
+        timeout: float | None = None,
+    ) -> Answer:
+        """Answers a question about pictures: looks them up, encodes what is missing, generates.
+
+        What the store loses in between is encoded again, once.
+        """
+        flow = self._requests.ask(
+            question,
+            images,
+            system=system,
+            generation=generation,
+            settings=settings,
+            timeout=timeout,
+            is_stream=False,
+        )
+        return await self._calls.run(flow)
+
+    def ask_stream(
+        self,
+        question: str,
+        images: Sequence[bytes | Path] = (),
+        *,
+        system: str = "",
+        generation: Generation | None = None,
+        settings: MediaSettings | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[str | Answer, None]:
+        """`ask`, with the text as it comes, and last the Answer; see `stream`."""
+        flow = self._requests.ask(
+            question,
+            images,
+            system=system,
+            generation=generation,
+            settings=settings,
+            timeout=timeout,
+            is_stream=True,
+        )
+        return self._stream(flow)
+
+    async def count_tokens(self, turns: Sequence[Turn], *, timeout: float | None = None) -> TokenCount:
+        """How long a prompt is; the model does not run."""
+        return await self._calls.run(self._requests.count_tokens(turns, timeout))
+
+    async def close(self) -> None:
+        """Ends open calls and connections."""
+        await self._calls.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _stream(self, flow: Flow[Answer]) -> AsyncGenerator[str | Answer, None]:
+        async with aclosing(self._calls.steps(flow)) as steps:
+            async for step in steps:
+                yield step.value if isinstance(step, Returned) else step

@@ -1,0 +1,190 @@
+"""The `lenspair` command: ask a running pair from a terminal."""
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lenspair_client import terminal
+from lenspair_client.advice import EXIT_CODES_HELP, UNUSABLE, exit_code, explain
+from lenspair_client.client import LenspairClient
+from lenspair_client.errors import LenspairClientError
+from lenspair_client.values import Answer, Generation, Turn
+
+Command = Callable[[argparse.Namespace, LenspairClient], int]
+
+_DEFAULT_ENCODER = "localhost:50051"
+_DEFAULT_DECODER = "localhost:50052"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    command: Command = options.command
+    try:
+        with LenspairClient(options.encoder, options.decoder) as client:
+            return command(options, client)
+    except LenspairClientError as error:
+        terminal.complain(explain(error, encoder=options.encoder, decoder=options.decoder))
+        return exit_code(error)
+    except ValueError as error:  # a number that no message can hold
+        terminal.complain(str(error))
+        return UNUSABLE
+    except KeyboardInterrupt:
+        terminal.complain("interrupted")
+        return 130
+    except BrokenPipeError:
+        terminal.abandon_output()
+        return 141
+
+
+def _ask(options: argparse.Namespace, client: LenspairClient) -> int:
+    generation = Generation(
+        max_output_tokens=options.max_tokens,
+        temperature=options.temperature,
+        seed=options.seed,
+        stop_sequences=tuple(options.stop),
+    )
+    steps = client.ask_stream(
+        options.question, options.image, system=options.system, generation=generation, timeout=options.timeout
+    )
+    for step in steps:
+        if isinstance(step, str):
+            if not options.json:
+                terminal.show_piece(step)
+        elif options.json:
+            terminal.show_json(_as_json(step, options.image))
+        else:
+            terminal.end_pieces()
+            terminal.note(_summary(step), always=options.verbose)
+    return 0
+
+
+def _encode(options: argparse.Namespace, client: LenspairClient) -> int:
+    for image in options.file:
+        feature = client.encode(image, timeout=options.timeout)
+        terminal.show_feature(image, feature, as_json=options.json)
+    return 0
+
+
+def _lookup(options: argparse.Namespace, client: LenspairClient) -> int:
+    is_any_missing = False
+    for image in options.file:
+        feature = client.lookup(image, timeout=options.timeout)
+        is_any_missing |= feature is None
+        terminal.show_feature(image, feature, as_json=options.json)
+    return 1 if is_any_missing else 0
+
+
+def _count(options: argparse.Namespace, client: LenspairClient) -> int:
+    features = client.ensure(options.image, timeout=options.timeout)
+    count = client.count_tokens([Turn("user", (*features, options.question))], timeout=options.timeout)
+    if options.json:
+        terminal.show_json(
+            {
+                "input_tokens": count.input_tokens,
+                "visual_tokens": count.visual_tokens,
+                "context_tokens": count.context_tokens,
+            }
+        )
+    else:
+        terminal.show_line(
+            f"{count.input_tokens} tokens, {count.visual_tokens} of them visual; "
+            f"the model's context holds {count.context_tokens}"
+        )
+    return 0
+
+
+def _summary(answer: Answer) -> str:
+    outcomes = [f"pictures: {', '.join(answer.outcomes)}"] if answer.features else []
+    usage = answer.usage
+    tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
+    times = f"first token {answer.time_to_first_token:.2f} s, all {answer.total_seconds:.2f} s"
+    resumed = [f"went on elsewhere {answer.resumed} times"] if answer.resumed else []
+    return " · ".join([*outcomes, tokens, times, f"ended by {answer.finish_reason}", *resumed])
+
+
+def _as_json(answer: Answer, images: Sequence[Path]) -> dict[str, object]:
+    usage = answer.usage
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "images": [
+            {"file": str(image), "outcome": feature.outcome, "tokens": feature.token_count}
+            for image, feature in zip(images, answer.features, strict=True)
+        ],
+        "input_tokens": usage.input_tokens,
+        "visual_tokens": usage.visual_tokens,
+        "output_tokens": usage.output_tokens,
+        "reused_tokens": usage.reused_tokens,
+        "time_to_first_token_seconds": answer.time_to_first_token,
+        "encode_seconds": round(answer.encode_seconds, 4),
+        "total_seconds": round(answer.total_seconds, 4),
+        "resumed": answer.resumed,
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lenspair", description="Ask a Lenspair pair about pictures.", epilog=EXIT_CODES_HELP
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    ask = _add(commands, "ask", "answer a question, about pictures or without any", _ask)
+    _add_question(ask)
+    ask.add_argument("--system", default="", help="instructions for the model")
+    ask.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of the answer")
+    ask.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    ask.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    ask.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+    ask.add_argument("--verbose", action="store_true", help="print the summary even to a file")
+
+    encode = _add(commands, "encode", "have pictures' features in the store", _encode)
+    encode.add_argument("file", type=Path, nargs="+", help="a picture")
+
+    lookup = _add(commands, "lookup", "tell whether the store has pictures' features (1: not all)", _lookup)
+    lookup.add_argument("file", type=Path, nargs="+", help="a picture")
+
+    count = _add(commands, "count", "count the tokens of a question; missing pictures are encoded", _count)
+    _add_question(count)
+    return parser
+
+
+def _add(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, command: Command
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.", epilog=EXIT_CODES_HELP)
+    parser.set_defaults(command=command)
+    environment = os.environ  # the command's composition root: nothing below reads it
+    parser.add_argument(
+        "--encoder",
+        metavar="ADDRESS",
+        default=environment.get("LENSPAIR_ENCODER", _DEFAULT_ENCODER),
+        help="host:port of the encoder; or LENSPAIR_ENCODER (now %(default)s)",
+    )
+    parser.add_argument(
+        "--decoder",
+        metavar="ADDRESS",
+        default=environment.get("LENSPAIR_DECODER", _DEFAULT_DECODER),
+        help="host:port of the decoder; or LENSPAIR_DECODER (now %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="time for a request, all its calls together; 60 by default",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    return parser
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("question", help="what to ask")
+    parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture, before the question; may be given several times",
+    )

@@ -1,0 +1,179 @@
+"""Requests built and responses read: values ↔ messages of the contracts; pure."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC
+
+from lenspair_client.media import Media
+from lenspair_client.values import (
+    Answer,
+    Candidate,
+    Feature,
+    FinishReason,
+    Generation,
+    MediaSettings,
+    Outcome,
+    TokenCount,
+    TokenLogprobs,
+    Turn,
+    Usage,
+)
+from shared.pb.lenspair.decoder.v1 import decoder_pb2
+from shared.pb.lenspair.encoder.v1 import encoder_pb2
+
+CHUNK_BYTES = 1024 * 1024
+
+_ROLES = {
+    "system": decoder_pb2.ROLE_SYSTEM,
+    "user": decoder_pb2.ROLE_USER,
+    "assistant": decoder_pb2.ROLE_ASSISTANT,
+}
+_OUTCOMES = {
+    encoder_pb2.OUTCOME_HIT: Outcome.HIT,
+    encoder_pb2.OUTCOME_ENCODED: Outcome.ENCODED,
+    encoder_pb2.OUTCOME_JOINED: Outcome.JOINED,
+    encoder_pb2.OUTCOME_NEAR: Outcome.NEAR,
+}
+
+
+def encode_request(media: Media, settings: MediaSettings) -> encoder_pb2.EncodeRequest:
+    """One picture in one message."""
+    return encoder_pb2.EncodeRequest(
+        media=encoder_pb2.Media(modality=encoder_pb2.MODALITY_IMAGE, data=media.data),
+        settings=_settings(settings),
+    )
+
+
+def encode_chunks(media: Media, settings: MediaSettings) -> Iterator[encoder_pb2.StreamEncodeRequest]:
+    """One picture as a header and chunks."""
+    yield encoder_pb2.StreamEncodeRequest(
+        header=encoder_pb2.StreamEncodeHeader(
+            modality=encoder_pb2.MODALITY_IMAGE, size_bytes=len(media.data), settings=_settings(settings)
+        )
+    )
+    for start in range(0, len(media.data), CHUNK_BYTES):
+        yield encoder_pb2.StreamEncodeRequest(chunk=media.data[start : start + CHUNK_BYTES])
+
+
+def lookup_request(medias: Sequence[Media], settings: MediaSettings) -> encoder_pb2.LookupFeaturesRequest:
+    """Asks for pictures by their content's digest."""
+    queries = [
+        encoder_pb2.FeatureQuery(
+            modality=encoder_pb2.MODALITY_IMAGE, sha256=media.sha256, settings=_settings(settings)
+        )
+        for media in medias
+    ]
+    return encoder_pb2.LookupFeaturesRequest(queries=queries)
+
+
+def generation_task(
+    turns: Sequence[Turn], generation: Generation, *, received: Sequence[int] = (), is_stream: bool
+) -> decoder_pb2.GenerationTask:
+    """One question. A stream always asks for token ids: going on at another decoder needs them."""
+    return decoder_pb2.GenerationTask(
+        turns=turn_messages(turns),
+        sampling=decoder_pb2.SamplingParams(
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            top_k=generation.top_k,
+            seed=generation.seed,
+        ),
+        max_output_tokens=generation.max_output_tokens,
+        min_output_tokens=generation.min_output_tokens,
+        stop_sequences=generation.stop_sequences,
+        ignore_eos=generation.ignore_eos,
+        return_token_ids=generation.return_token_ids or is_stream,
+        top_logprobs=generation.top_logprobs,
+        continuation_token_ids=[*generation.continuation_token_ids, *received],
+    )
+
+
+def turn_messages(turns: Sequence[Turn]) -> list[decoder_pb2.Turn]:
+    """Turns as the decoder reads them."""
+    return [
+        decoder_pb2.Turn(role=_ROLES[turn.role], parts=[_part(part) for part in turn.parts]) for turn in turns
+    ]
+
+
+def feature_of(response: encoder_pb2.EncodeResponse | encoder_pb2.StreamEncodeResponse) -> Feature:
+    """The feature in an encoder's answer."""
+    # An outcome that a later server may send says at least that the feature is there.
+    return _feature(response.feature, _OUTCOMES.get(response.outcome, Outcome.ENCODED))
+
+
+def features_found(response: encoder_pb2.LookupFeaturesResponse) -> list[Feature | None]:
+    """One feature, or None, for each query."""
+    return [
+        _feature(result.feature, Outcome.HIT) if result.HasField("feature") else None
+        for result in response.results
+    ]
+
+
+def answer_of(
+    summary: decoder_pb2.Summary,
+    text: str,
+    token_ids: Sequence[int],
+    logprobs: Sequence[decoder_pb2.TokenLogprobs],
+    *,
+    resumed: int = 0,
+) -> Answer:
+    """A whole answer out of its pieces."""
+    return Answer(
+        text=text,
+        finish_reason=_finish_reason(summary.finish_reason),
+        usage=Usage(
+            input_tokens=summary.input_tokens,
+            visual_tokens=summary.visual_tokens,
+            output_tokens=summary.output_tokens,
+            reused_tokens=summary.reused_tokens,
+        ),
+        time_to_first_token=summary.time_to_first_token.ToTimedelta().total_seconds(),
+        queue_seconds=summary.queue_time.ToTimedelta().total_seconds(),
+        resumed=resumed,
+        token_ids=tuple(token_ids),
+        logprobs=tuple(_token_logprobs(place) for place in logprobs),
+    )
+
+
+def token_count_of(response: decoder_pb2.CountTokensResponse) -> TokenCount:
+    """The length of a prompt."""
+    return TokenCount(
+        input_tokens=response.input_tokens,
+        visual_tokens=response.visual_tokens,
+        context_tokens=response.context_tokens,
+    )
+
+
+def _settings(settings: MediaSettings) -> encoder_pb2.MediaSettings:
+    return encoder_pb2.MediaSettings(
+        min_pixels=settings.min_pixels, max_pixels=settings.max_pixels, do_resize=settings.do_resize
+    )
+
+
+def _part(part: str | Feature) -> decoder_pb2.Part:
+    return decoder_pb2.Part(text=part) if isinstance(part, str) else decoder_pb2.Part(feature_key=part.key)
+
+
+def _feature(ref: encoder_pb2.FeatureRef, outcome: Outcome) -> Feature:
+    return Feature(
+        key=ref.key,
+        grid=(ref.grid_thw.t, ref.grid_thw.h, ref.grid_thw.w),
+        token_count=ref.token_count,
+        size_bytes=ref.size_bytes,
+        expires_at=ref.expire_time.ToDatetime(tzinfo=UTC),
+        outcome=outcome,
+    )
+
+
+def _finish_reason(reason: int) -> FinishReason:
+    match reason:
+        case decoder_pb2.FINISH_REASON_STOP:
+            return "stop"
+        case decoder_pb2.FINISH_REASON_LENGTH:
+            return "length"
+        case _:
+            return "unknown"
+
+
+def _token_logprobs(place: decoder_pb2.TokenLogprobs) -> TokenLogprobs:
+    top = tuple(Candidate(candidate.token_id, candidate.logprob) for candidate in place.top)
+    return TokenLogprobs(Candidate(place.token_id, place.logprob), top)

@@ -1,0 +1,89 @@
+"""The flows of pictures: looked up, encoded, or whichever it takes to have their features."""
+
+import random
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+
+from lenspair_client import messages
+from lenspair_client.deadline import Deadline
+from lenspair_client.effects import Effect, Flow, Load, Method, Sleep, Together, Unary, Upload
+from lenspair_client.errors import LenspairRpcError
+from lenspair_client.media import Media
+from lenspair_client.retry import wait_before_encode
+from lenspair_client.values import Feature, MediaSettings
+
+# Room for everything in an Encode message but the picture.
+_MESSAGE_OVERHEAD_BYTES = 4096
+# The contract's limit for one LookupFeatures call.
+_MOST_QUERIES = 256
+
+
+class Pictures:
+    """Makes the flows of one request's pictures: its settings and its time hold for all of them."""
+
+    def __init__(self, settings: MediaSettings, deadline: Deadline, *, max_message_bytes: int) -> None:
+        self._settings = settings
+        self._deadline = deadline
+        self._most_bytes = max_message_bytes - _MESSAGE_OVERHEAD_BYTES
+
+    def load(self, images: Sequence[bytes | Path]) -> Flow[list[Media]]:
+        """Reads all pictures."""
+        medias: list[Media] = yield Together([_load(image) for image in images])
+        return medias
+
+    def look_up(self, medias: Sequence[Media]) -> Flow[list[Feature | None]]:
+        """What the store has of them; nothing is sent or computed."""
+        found: list[Feature | None] = []
+        for start in range(0, len(medias), _MOST_QUERIES):
+            request = messages.lookup_request(medias[start : start + _MOST_QUERIES], self._settings)
+            response = yield Unary(Method.LOOK_UP, request, self._deadline.for_next_call())
+            found += messages.features_found(response)
+        return found
+
+    def encode(self, media: Media) -> Flow[Feature]:
+        """Sends one picture; waits and sends again where that can help."""
+        is_upload = len(media.data) > self._most_bytes
+        attempt = 1
+        while True:
+            try:
+                return messages.feature_of((yield self._call_with(media, is_upload=is_upload)))
+            except LenspairRpcError as error:
+                remaining, jitter = self._deadline.remaining(), random.random()  # noqa: S311  no secret
+                wait = wait_before_encode(error, attempt, remaining, jitter, is_upload=is_upload)
+                if wait is None:
+                    raise
+            yield Sleep(wait)
+            attempt += 1
+
+    def ensure(self, medias: Sequence[Media]) -> Flow[list[Feature]]:
+        """The features of all pictures, in their order; what the store has not is encoded."""
+        distinct = list(dict.fromkeys(medias))
+        found = yield from self.look_up(distinct)
+        features = {media: feature for media, feature in zip(distinct, found, strict=True) if feature}
+        features |= yield from self._encode_all([media for media in distinct if media not in features])
+        return [features[media] for media in medias]
+
+    def encode_again(
+        self, medias: Sequence[Media], features: Sequence[Feature], missing_keys: Collection[str]
+    ) -> Flow[list[Feature]]:
+        """The same features after those of `missing_keys` (empty: any of them) are encoded once more."""
+        current = dict(zip(medias, features, strict=True))
+        gone = [media for media, feature in current.items() if feature.key in missing_keys]
+        current |= yield from self._encode_all(gone or list(current))
+        return [current[media] for media in medias]
+
+    def _encode_all(self, medias: Sequence[Media]) -> Flow[dict[Media, Feature]]:
+        features = yield Together([self.encode(media) for media in medias])
+        return dict(zip(medias, features, strict=True))
+
+    def _call_with(self, media: Media, *, is_upload: bool) -> Effect:
+        timeout = self._deadline.for_next_call()
+        if is_upload:
+            return Upload(partial(messages.encode_chunks, media, self._settings), timeout)
+        return Unary(Method.ENCODE, messages.encode_request(media, self._settings), timeout)
+
+
+def _load(image: bytes | Path) -> Flow[Media]:
+    media: Media = yield Load(image)
+    return media

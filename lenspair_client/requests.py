@@ -1,0 +1,77 @@
+"""The flow of each method of the two clients, with their defaults filled in."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from lenspair_client import answers, asking
+from lenspair_client.deadline import Deadline
+from lenspair_client.effects import Flow
+from lenspair_client.options import ClientOptions, check_timeout
+from lenspair_client.pictures import Pictures
+from lenspair_client.progress import Progress
+from lenspair_client.values import Answer, Feature, Generation, MediaSettings, TokenCount, Turn
+
+
+class Requests:
+    """Makes flows. A request's time begins with its first step, at the latest."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._options = options
+
+    def encode(
+        self, image: bytes | Path, settings: MediaSettings | None, timeout: float | None
+    ) -> Flow[Feature]:
+        pictures = self._pictures(settings, self._deadline(timeout))
+        medias = yield from pictures.load([image])
+        return (yield from pictures.encode(medias[0]))
+
+    def look_up(
+        self, image: bytes | Path, settings: MediaSettings | None, timeout: float | None
+    ) -> Flow[Feature | None]:
+        pictures = self._pictures(settings, self._deadline(timeout))
+        medias = yield from pictures.load([image])
+        found = yield from pictures.look_up(medias)
+        return found[0]
+
+    def ensure(
+        self, images: Sequence[bytes | Path], settings: MediaSettings | None, timeout: float | None
+    ) -> Flow[tuple[Feature, ...]]:
+        pictures = self._pictures(settings, self._deadline(timeout))
+        medias = yield from pictures.load(images)
+        return tuple((yield from pictures.ensure(medias)))
+
+    def generate(
+        self, turns: Sequence[Turn], generation: Generation | None, timeout: float | None
+    ) -> Flow[Answer]:
+        return answers.generate(turns, generation or Generation(), self._deadline(timeout))
+
+    def stream(
+        self, turns: Sequence[Turn], generation: Generation | None, timeout: float | None
+    ) -> Flow[Answer]:
+        return answers.stream(turns, generation or Generation(), self._deadline(timeout), Progress())
+
+    def count_tokens(self, turns: Sequence[Turn], timeout: float | None) -> Flow[TokenCount]:
+        return answers.count_tokens(turns, self._deadline(timeout))
+
+    def ask(
+        self,
+        question: str,
+        images: Sequence[bytes | Path],
+        *,
+        system: str,
+        generation: Generation | None,
+        settings: MediaSettings | None,
+        timeout: float | None,
+        is_stream: bool,
+    ) -> Flow[Answer]:
+        deadline = self._deadline(timeout)
+        asked = asking.Question(question, tuple(images), system, generation or Generation())
+        return asking.ask(asked, self._pictures(settings, deadline), deadline, is_stream=is_stream)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._options.timeout_seconds if timeout is None else check_timeout(timeout))
+
+    def _pictures(self, settings: MediaSettings | None, deadline: Deadline) -> Pictures:
+        return Pictures(
+            settings or MediaSettings(), deadline, max_message_bytes=self._options.max_message_bytes
+        )

@@ -1,0 +1,130 @@
+"""What callers pass in and get back; plain values that know no gRPC."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Literal
+
+
+class Outcome(StrEnum):
+    """How a feature was found."""
+
+    HIT = "hit"
+    ENCODED = "encoded"
+    JOINED = "joined"
+    NEAR = "near"
+
+
+FinishReason = Literal["stop", "length", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSettings:
+    """The wishes of one request for its pictures; what is None takes the server's default."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    do_resize: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A reference to the stored features of one picture. `grid` is (t, h, w) in patches."""
+
+    key: str
+    grid: tuple[int, int, int]
+    token_count: int
+    size_bytes: int
+    expires_at: datetime
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says: texts and features in their order."""
+
+    role: Literal["system", "user", "assistant"]
+    parts: tuple[str | Feature, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """How an answer is generated; what is None takes the server's default (greedy).
+
+    The fields are those of lenspair.decoder.v1.GenerationTask and SamplingParams, where each is explained.
+    """
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    min_output_tokens: int | None = None
+    stop_sequences: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    top_logprobs: int | None = None
+    continuation_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A token and the natural logarithm of its probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The chosen token at one place of an answer, and the best candidates there, best first."""
+
+    chosen: Candidate
+    top: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request. `output_tokens` counts continuation tokens too."""
+
+    input_tokens: int
+    visual_tokens: int
+    output_tokens: int
+    reused_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer, and how it came about. Times are in seconds.
+
+    `features` are those of the pictures, in the order of the call, empty where the caller passed features
+    itself. `time_to_first_token` and `queue_seconds` are the decoder's; `encode_seconds` is what finding
+    and encoding the pictures took, `total_seconds` the whole call, both as the client saw them.
+    `resumed` counts how often the answer went on at another decoder.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    usage: Usage
+    time_to_first_token: float
+    queue_seconds: float
+    features: tuple[Feature, ...] = ()
+    encode_seconds: float = 0.0
+    total_seconds: float = 0.0
+    resumed: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """How each picture's features were found."""
+        return tuple(feature.outcome for feature in self.features)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How long a prompt is."""
+
+    input_tokens: int
+    visual_tokens: int
+    context_tokens: int
