@@ -424,3 +424,27 @@ async def test_a_bundle_that_nobody_could_read_is_refused(backend: Backend, stor
 
 async def test_ping_returns(store: FeatureStore) -> None:
     await store.ping()
+
+
+# --- metrics ----------------------------------------------------------------------------------------
+
+
+def operations(operation: str, outcome: str) -> float:
+    labels = {"operation": operation, "outcome": outcome}
+    return REGISTRY.get_sample_value("lenspair_store_operations_total", labels) or 0.0
+
+
+def moved_bytes(direction: str) -> float:
+    return REGISTRY.get_sample_value(f"lenspair_store_{direction}_bytes_total") or 0.0
+
+
+async def test_operations_and_bytes_are_counted(store: FeatureStore) -> None:
+    kinds = [("look_up", "miss"), ("put", "done"), ("look_up", "hit"), ("fetch", "hit"), ("delete", "done")]
+    before = [operations(*kind) for kind in kinds]
+    written, read_before = moved_bytes("written"), moved_bytes("read")
+    await store.look_up(KEY)
+    await store.put(KEY, make_bundle())
+    await read(store)
+    await store.delete(KEY)
+    assert [operations(*kind) for kind in kinds] == [count + 1 for count in before]
+    assert moved_bytes("written") - written == moved_bytes("read") - read_before == 3072
