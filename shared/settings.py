@@ -44,7 +44,7 @@ class SharedSettings(BaseSettings):
         description="Bytes of one chunk; a little under a power of two suits Redis' allocator.",
     )
 
-    listen: str = Field(default="[::]:0", description="Address and port of the gRPC server.")
+    listen: str = Field(default="[::]:50051", description="Address and port of the gRPC server.")
     metrics_port: int = Field(
         default=0,
         ge=0,

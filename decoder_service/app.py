@@ -1,0 +1,101 @@
+"""The composition root: the only place that knows which concrete parts a decoder is made of."""
+
+from functools import partial
+
+import grpc.aio
+import structlog
+import torch
+
+from decoder_service.byte_budget import ByteBudget
+from decoder_service.engine.kv_cache import BLOCK_TOKENS, BlockManager
+from decoder_service.engine.kv_pool import KVPool
+from decoder_service.engine.language_model import LanguageModel, open_language_model
+from decoder_service.engine.loop import EngineLoop
+from decoder_service.engine.model_runner import ModelRunner
+from decoder_service.engine.scheduler import BatchLimits, Scheduler
+from decoder_service.feature_reader import FeatureReader, FeatureShape
+from decoder_service.prompt import PromptBuilder
+from decoder_service.service import DecoderService
+from decoder_service.servicer import DecoderServicer
+from decoder_service.settings import DecoderSettings
+from decoder_service.task import TaskLimits
+from shared.checkpoint import choose_placement, open_checkpoint
+from shared.cpu import available_cores
+from shared.pb.lenspair.decoder.v1 import decoder_pb2, decoder_pb2_grpc
+from shared.rpc.process import run_process
+from shared.store.open_store import open_store
+from shared.store.store import FeatureStore
+
+SERVICE_NAME = decoder_pb2.DESCRIPTOR.services_by_name["DecoderService"].full_name
+
+_log = structlog.get_logger("lenspair.decoder")
+
+
+class Decoder:
+    """A decoder with its language model loaded and run once."""
+
+    def __init__(self, servicer: DecoderServicer, engine: EngineLoop, store: FeatureStore) -> None:
+        self.store = store
+        self._servicer = servicer
+        self._engine = engine
+
+    def register(self, server: grpc.aio.Server) -> None:
+        decoder_pb2_grpc.add_DecoderServiceServicer_to_server(self._servicer, server)
+
+    async def run(self) -> None:
+        await self._engine.run()
+
+    async def close(self) -> None:
+        await self._engine.close()
+        await self.store.close()
+
+
+def run(settings: DecoderSettings) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit status of the process."""
+    torch.set_num_threads(settings.torch_threads or available_cores())
+    return run_process(settings, "lenspair-decoder", SERVICE_NAME, partial(build, settings))
+
+
+def build(settings: DecoderSettings) -> Decoder:
+    """Loads the model, runs it once, and puts the parts together."""
+    checkpoint = open_checkpoint(settings.checkpoint)
+    placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
+    model = open_language_model(
+        checkpoint.path, dtype=getattr(torch, placement.dtype), device=torch.device(placement.device)
+    )
+    _log.info("model loaded", fingerprint=checkpoint.fingerprint, device=placement.device)
+    engine = build_engine(model, settings)
+    store = open_store(settings, checkpoint.fingerprint)
+    shape = FeatureShape(checkpoint.fingerprint, model.hidden_size, model.deepstack_levels)
+    service = DecoderService(
+        FeatureReader(store, shape),
+        PromptBuilder.open(checkpoint),
+        engine,
+        task_limits(settings),
+        ByteBudget(settings.max_pending_feature_bytes),
+    )
+    return Decoder(DecoderServicer(service), engine, store)
+
+
+def build_engine(model: LanguageModel, settings: DecoderSettings) -> EngineLoop:
+    num_blocks = model.kv_shape.blocks_within(settings.kv_cache_bytes)
+    pool = KVPool(model.kv_shape, num_blocks, model.device)
+    limits = BatchLimits(
+        max_batch_size=1 if settings.mode == "single" else settings.max_batch_size,
+        max_batch_tokens=settings.max_batch_tokens,
+        max_waiting=settings.max_waiting,
+    )
+    _log.info("cache made", tokens=num_blocks * BLOCK_TOKENS, mode=settings.mode)
+    return EngineLoop(
+        ModelRunner(model, pool),
+        Scheduler(BlockManager(num_blocks), limits),
+        context_tokens=settings.max_context_tokens or model.context_tokens,
+    )
+
+
+def task_limits(settings: DecoderSettings) -> TaskLimits:
+    return TaskLimits(
+        max_output_tokens=settings.max_output_tokens,
+        default_output_tokens=min(settings.default_output_tokens, settings.max_output_tokens),
+        max_prompt_characters=settings.max_prompt_characters,
+    )

@@ -1,0 +1,162 @@
+"""The use case of the decoder: features by key, prompt, engine, text; knows neither gRPC nor tensors."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+
+from opentelemetry import trace
+
+from decoder_service.answer import Answer, Ending, Piece
+from decoder_service.byte_budget import ByteBudget
+from decoder_service.engine.engine import (
+    Engine,
+    GenerationRequest,
+    Limits,
+    Prompt,
+    RequestTimings,
+    TokenOutput,
+)
+from decoder_service.feature_reader import FeatureReader, NamedKey
+from decoder_service.prompt import FeaturePart, PromptBuilder, TextPart, Turn
+from decoder_service.task import Task, TaskLimits, check_task
+from shared.errors import PromptTooLong
+from shared.features.bundle import FeatureBundle
+from shared.features.manifest import Manifest
+
+_TRACER = trace.get_tracer("lenspair.decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """The length of a prompt, and the context that it must fit into together with its output."""
+
+    input_tokens: int
+    visual_tokens: int
+    context_tokens: int
+
+
+class DecoderService:
+    """Answers questions about stored features.
+
+    `feature_budget` bounds the bytes of tensors that were fetched and wait for their first token.
+    """
+
+    def __init__(
+        self,
+        reader: FeatureReader,
+        prompts: PromptBuilder,
+        engine: Engine,
+        limits: TaskLimits,
+        feature_budget: ByteBudget,
+    ) -> None:
+        self._reader = reader
+        self._prompts = prompts
+        self._engine = engine
+        self._limits = limits
+        self._feature_budget = feature_budget
+        self._numbers = itertools.count(1)
+
+    async def answer(self, task: Task, tenant: str) -> AsyncGenerator[Piece | Ending, None]:
+        """Yields pieces of the answer as they come, then one Ending.
+
+        Raises InvalidRequest and its kin, FeatureNotFound, FeatureRevisionMismatch, QueueFull or
+        StoreUnavailable, all of them before the first piece; Draining at any time.
+        """
+        arrived = time.monotonic()
+        check_task(task, self._limits)
+        manifests = await self._look_up(task.turns, tenant)
+        prompt = await self._build(task.turns, manifests)
+        limits = self._engine_limits(task, prompt)
+        answer = Answer(self._prompts.detokenizer(task.stop_sequences), task.continuation)
+        timings = RequestTimings()
+        if not answer.finish:
+            async with aclosing(self._outputs(task, prompt, limits, manifests, timings)) as outputs:
+                async for output in outputs:
+                    yield answer.add(output)
+                    if answer.finish:
+                        break
+        yield answer.ending(prompt, timings, arrived)
+
+    async def count_tokens(self, turns: Sequence[Turn], tenant: str) -> TokenCount:
+        """How long a prompt is. Reads manifests only, and computes nothing."""
+        prompt = await self._build(turns, await self._look_up(turns, tenant))
+        return TokenCount(len(prompt.token_ids), prompt.visual_tokens, self._engine.context_tokens)
+
+    async def _look_up(self, turns: Sequence[Turn], tenant: str) -> dict[str, Manifest]:
+        names = [
+            NamedKey(part.key, f"task.turns[{i}].parts[{j}].feature_key")
+            for i, turn in enumerate(turns)
+            for j, part in enumerate(turn.parts)
+            if isinstance(part, FeaturePart)
+        ]
+        with _TRACER.start_as_current_span("decode.look_up"):
+            return await self._reader.look_up(names, tenant)
+
+    async def _build(self, turns: Sequence[Turn], manifests: Mapping[str, Manifest]) -> Prompt:
+        """Off the event loop: tokenizing a long text takes a while."""
+        texts = [part.text for turn in turns for part in turn.parts if isinstance(part, TextPart)]
+        characters = sum(map(len, texts))
+        most = self._limits.max_prompt_characters
+        if characters > most:
+            raise PromptTooLong(
+                f"the turns have {characters} characters, the limit is {most}", field="task.turns"
+            )
+        with _TRACER.start_as_current_span("decode.prompt"):
+            return await asyncio.to_thread(self._prompts.build, turns, manifests)
+
+    def _engine_limits(self, task: Task, prompt: Prompt) -> Limits:
+        """The task's limits, with the output cut to what the context leaves."""
+        context = self._engine.context_tokens
+        visual = prompt.visual_tokens
+        text = len(prompt.token_ids) - visual
+        left = context - text - visual
+        if left < max(1, task.min_output_tokens, len(task.continuation)):
+            raise PromptTooLong(
+                f"the prompt has {text} text tokens and {visual} visual tokens; together with the output "
+                f"they must fit into {context}",
+                field="task.turns",
+            )
+        return Limits(
+            max_output_tokens=min(left, task.output_limit(self._limits)),
+            min_output_tokens=task.min_output_tokens,
+            stop_token_ids=self._prompts.stop_token_ids,
+            ignore_eos=task.ignore_eos,
+        )
+
+    async def _outputs(
+        self,
+        task: Task,
+        prompt: Prompt,
+        limits: Limits,
+        manifests: Mapping[str, Manifest],
+        timings: RequestTimings,
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """The engine's tokens. Tensors count against the budget until the engine has used them."""
+        size_bytes = sum(manifest.size_bytes for manifest in manifests.values())
+        async with AsyncExitStack() as held:
+            await held.enter_async_context(self._feature_budget.hold(size_bytes))
+            request = GenerationRequest(
+                request_id=str(next(self._numbers)),
+                prompt=prompt,
+                features=await self._fetch(task.turns, manifests),
+                sampling=task.sampling,
+                limits=limits,
+                continuation=task.continuation,
+            )
+            async with aclosing(self._engine.generate(request, timings)) as outputs:
+                async for output in outputs:
+                    await held.aclose()
+                    yield output
+
+    async def _fetch(
+        self, turns: Sequence[Turn], manifests: Mapping[str, Manifest]
+    ) -> tuple[FeatureBundle, ...]:
+        """The tensors in the order of the prompt."""
+        with _TRACER.start_as_current_span("decode.fetch"):
+            bundles = await self._reader.fetch(manifests)
+        return tuple(
+            bundles[part.key] for turn in turns for part in turn.parts if isinstance(part, FeaturePart)
+        )

@@ -1,0 +1,186 @@
+"""Runs the whole pair on this machine: a store, an encoder and a decoder, as processes that end with us."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from demo.child import start_child, stop_child
+from demo.embedded_store import EmbeddedStore
+
+DEMO_CHECKPOINT = Path(__file__).parent / "checkpoint"
+START_SECONDS = 180.0
+STOP_SECONDS = 40.0
+
+
+class PairError(Exception):
+    """A process of the pair did not start, or ended; the message holds the end of its log."""
+
+
+class ServiceProcess:
+    """One service as a process; a restarted one listens on the port that it had."""
+
+    def __init__(self, name: str, environment: Mapping[str, str], folder: Path, port: int = 0) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.port = port
+        self._environment = dict(environment)
+        self._port_file = folder / f"{name}.port"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Starts the process and returns at once."""
+        self._port_file.unlink(missing_ok=True)
+        listen = {"LENSPAIR_LISTEN": self.address, "LENSPAIR_PORT_FILE": str(self._port_file)}
+        self._process = start_child(
+            [sys.executable, "-m", f"{self.name}_service"],
+            environment={**self._environment, **listen},
+            log=self.log,
+        )
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Returns when the health service says SERVING.
+
+        Raises:
+            PairError: the process ended, or is not ready in time.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not self.is_running():
+                raise PairError(f"the {self.name} ended at its start:\n{self.log_end()}")
+            if self._is_serving():
+                return
+            time.sleep(0.05)
+        raise PairError(f"the {self.name} was not ready in {seconds:.0f} s:\n{self.log_end()}")
+
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def restart(self) -> None:
+        """Starts an ended process again, on the same port, and returns when it is ready."""
+        assert self._process is not None
+        self._process.wait()
+        self.start()
+        self.wait_ready()
+
+    def stop(self) -> int:
+        """SIGTERM and a wait for the drain; returns the exit status."""
+        if self._process is None:
+            return 0
+        return stop_child(self._process, grace_seconds=STOP_SECONDS)
+
+    def log_end(self, lines: int = 30) -> str:
+        if not self.log.exists():
+            return "(no log)"
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _is_serving(self) -> bool:
+        if not self._port_file.exists():
+            return False
+        text = self._port_file.read_text().strip()
+        if not text:
+            return False
+        self.port = int(text)
+        with grpc.insecure_channel(self.address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=2)
+            except grpc.RpcError:
+                return False
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+class Pair:
+    """A store, an encoder and a decoder on one checkpoint. A context manager: leaving it stops all three.
+
+    The store is the one that `LENSPAIR_STORE_URL` names, else an embedded server. The processor cores are
+    divided between the two services. `environment` adds settings for both of them. With a `store_port`
+    the embedded store can be restarted.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path | str = DEMO_CHECKPOINT,
+        *,
+        environment: Mapping[str, str] | None = None,
+        encoder_port: int = 0,
+        decoder_port: int = 0,
+        store_port: int | None = None,
+    ) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="lenspair-")
+        folder = Path(self._folder.name)
+        self.store: EmbeddedStore | None = None
+        self.store_url = os.environ.get("LENSPAIR_STORE_URL", "")
+        self._store_port = store_port
+        self._checkpoint = str(checkpoint)
+        self._environment = dict(environment or {})
+        self._ports = {"encoder": encoder_port, "decoder": decoder_port}
+        self._services: list[ServiceProcess] = []
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for service in self._services:
+            service.stop()
+        if self.store is not None:
+            self.store.stop()
+        self._folder.cleanup()
+
+    def restart_store(self) -> None:
+        """Ends the embedded store and starts an empty one on the same port."""
+        assert self.store is not None
+        assert self._store_port is not None
+        self.store.stop()
+        self.store = EmbeddedStore.start(port=self._store_port)
+
+    def _start(self) -> None:
+        if not self.store_url:
+            self.store = EmbeddedStore.start(port=self._store_port)
+            self.store_url = self.store.url
+        environment = self._service_environment()
+        self.encoder = ServiceProcess("encoder", environment, self.folder, self._ports["encoder"])
+        self.decoder = ServiceProcess("decoder", environment, self.folder, self._ports["decoder"])
+        self._services = [self.encoder, self.decoder]
+        for service in self._services:
+            service.start()
+        for service in self._services:
+            service.wait_ready()
+
+    def _service_environment(self) -> dict[str, str]:
+        threads = max(1, (os.cpu_count() or 1) // 2)
+        return {
+            **os.environ,
+            "LENSPAIR_TORCH_THREADS": str(threads),
+            "LENSPAIR_CHECKPOINT": self._checkpoint,
+            "LENSPAIR_STORE_URL": self.store_url,
+            **self._environment,
+        }

@@ -1,0 +1,93 @@
+"""kill -9 of each process while requests run: the others stay up, and what is restarted is used again."""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from bench.pair_client import PairClient
+from bench.requests import VerifyRequest, picture
+from demo.pair import Pair
+
+DEADLINE_SECONDS = 15.0
+CALLS = 24
+# What a caller may see of a process that is killed under it, or whose store is.
+TYPED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with Pair(environment={"LENSPAIR_STORE_TIMEOUT_SECONDS": "1"}, store_port=port) as running:
+        yield running
+
+
+def _request(seed: int) -> VerifyRequest:
+    return VerifyRequest("", (picture(random.Random(seed)),), "Describe the picture.", 200, 200)
+
+
+async def _call(client: PairClient, seed: int) -> grpc.StatusCode:
+    """One question about a new picture; OK or the status that it ended with, within its deadline."""
+    started = time.monotonic()
+    try:
+        await client.answer(_request(seed), deadline_seconds=DEADLINE_SECONDS)
+        code = grpc.StatusCode.OK
+    except grpc.aio.AioRpcError as error:
+        code = error.code()
+    assert time.monotonic() - started < 2 * DEADLINE_SECONDS + 1
+    return code
+
+
+async def _calls_around(pair: Pair, kill_pid: int) -> list[grpc.StatusCode]:
+    async with PairClient(pair.encoder.address, pair.decoder.address) as client:
+        calls = [asyncio.create_task(_call(client, seed)) for seed in range(CALLS)]
+        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=0.5)
+        os.kill(kill_pid, signal.SIGKILL)
+        return list(await asyncio.gather(*calls))
+
+
+async def _works_again(pair: Pair) -> None:
+    async with PairClient(pair.encoder.address, pair.decoder.address) as client:
+        answer = await client.answer(_request(1000), deadline_seconds=DEADLINE_SECONDS)
+    assert answer.text
+
+
+@pytest.mark.parametrize("victim", ["encoder", "decoder"])
+async def test_a_killed_service_harms_no_other(pair: Pair, victim: str) -> None:
+    killed, other = (pair.encoder, pair.decoder) if victim == "encoder" else (pair.decoder, pair.encoder)
+    other_pid = other.pid
+    codes = await _calls_around(pair, killed.pid)
+    assert set(codes) <= TYPED | {grpc.StatusCode.OK}
+    assert TYPED & set(codes), "no call was open when the service was killed"
+    assert other.is_running()
+    killed.restart()
+    await _works_again(pair)
+    assert other.pid == other_pid
+
+
+async def test_a_killed_store_harms_no_service(pair: Pair) -> None:
+    assert pair.store is not None
+    pids = pair.encoder.pid, pair.decoder.pid
+    codes = await _calls_around(pair, pair.store.pid)
+    assert set(codes) <= TYPED | {grpc.StatusCode.OK}
+    assert TYPED & set(codes), "no call needed the store when it was killed"
+    pair.restart_store()
+    await _works_again(pair)
+    assert (pair.encoder.pid, pair.decoder.pid) == pids
+    assert pair.encoder.is_running()
+    assert pair.decoder.is_running()
+
+
+async def test_text_needs_no_store(pair: Pair) -> None:
+    assert pair.store is not None
+    os.kill(pair.store.pid, signal.SIGKILL)
+    async with PairClient(pair.encoder.address, pair.decoder.address) as client:
+        answer = await client.answer(VerifyRequest("", (), "Say hello.", 20), deadline_seconds=10)
+    assert answer.text
