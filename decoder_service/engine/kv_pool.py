@@ -29,14 +29,15 @@ class KVShape:
 class KVPool:
     """Rows of keys and values, `[slots, kv_heads, head_dim]` in each layer, made once at the start.
 
-    The rows begin as zeros, which no answer ever sees: a slot is written before it is read.
+    What a slot holds before it is written is never read, and so the rows begin as whatever the memory
+    holds: on the CPU the pages of a slot are not even there until it is used for the first time.
     """
 
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device) -> None:
         size = (num_blocks * BLOCK_TOKENS, shape.num_kv_heads, shape.head_dim)
         layers = range(shape.num_layers)
-        self._keys = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in layers]
-        self._values = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in layers]
+        self._keys = [torch.empty(size, dtype=shape.dtype, device=device) for _ in layers]
+        self._values = [torch.empty(size, dtype=shape.dtype, device=device) for _ in layers]
 
     @property
     def device(self) -> torch.device:
