@@ -20,7 +20,7 @@ from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped, unused-ignore]
 
 _DETAILS_KEY = "grpc-status-details-bin"
 

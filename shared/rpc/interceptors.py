@@ -97,7 +97,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 raise
             except Exception as error:  # noqa: BLE001  whatever it is, the caller gets a status
                 observation.error = error
-                await context.abort_with_status(rpc_status.to_status(status_of(error)))
+                await _abort(context, error)
 
     async def _answer_quietly(self, context: Context, work: Work) -> Any:
         call = Call(deadline=math.inf, tenant="", timeout=asyncio.timeout(None), is_quiet=True)
@@ -106,7 +106,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 with self.calls.entered(call):
                     return await work()
         except TimeoutError as error:
-            await context.abort_with_status(rpc_status.to_status(status_of(_reason_of(call, error))))
+            await _abort(context, _reason_of(call, error))
 
     async def _work_in_time(self, context: Context, work: Work, tenant: str) -> Any:
         given: float | None = context.time_remaining()
@@ -122,6 +122,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     return await work()
         except TimeoutError as error:
             raise _reason_of(call, error) from None
+
+
+async def _abort(context: Context, error: Exception) -> None:
+    try:
+        await context.abort_with_status(rpc_status.to_status(status_of(error)))
+    except grpc.aio.InternalError:
+        # A caller who does not read has a message in flight, behind which no status can go. Without one
+        # gRPC cancels the call.
+        raise asyncio.CancelledError from error
 
 
 def _reason_of(call: Call, error: TimeoutError) -> Exception:

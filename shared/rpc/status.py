@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import grpc
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships no types
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped, unused-ignore]
 
 from shared.errors import (
     DeadlineExceeded,
