@@ -21,15 +21,18 @@ from encoder_service.worker import Worker
 from shared import telemetry
 from shared.batching import BatchLimits
 from shared.checkpoint import CheckpointError, choose_placement, open_checkpoint
-from shared.errors import StoreUnavailable
+from shared.errors import InvalidMediaSettings, StoreUnavailable
 from shared.features.key import namespace
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
 from shared.rpc.server import RpcServer
+from shared.store.redis_connection import InvalidStoreUrl
 from shared.store.redis_features import open_feature_store
 from shared.store.store import FeatureStore
 
 SERVICE_NAME = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
 _PING_AGAIN_SECONDS = 1.0
+# What an operator can mend; the message says it all.
+_CANNOT_START = (CheckpointError, InvalidMediaSettings, InvalidStoreUrl, OSError)
 
 _log = structlog.get_logger("lenspair.encoder")
 
@@ -55,38 +58,42 @@ def run(settings: EncoderSettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status of the process."""
     torch.set_num_threads(settings.torch_threads or available_cores())
     observers = telemetry.set_up(settings, "lenspair-encoder")
+    status = 0
     try:
         asyncio.run(_serve(settings))
-    except CheckpointError as error:
-        _log.error("the checkpoint can't be served", cause=str(error))
-        return 1
-    except Exception:  # noqa: BLE001  whatever ends the encoder is logged as its lines are
+    except* _CANNOT_START as problems:
+        for problem in problems.exceptions:
+            _log.error("the encoder can't start", cause=str(problem))
+        status = 1
+    except* Exception:  # noqa: BLE001  whatever ends the encoder is logged in the form of its other lines
         _log.exception("the encoder ends")
-        return 1
+        status = 1
     finally:
         observers.shutdown()
-    return 0
+    return status
 
 
 async def _serve(settings: EncoderSettings) -> None:
-    """Answers health checks while the model loads; ends with an error when the worker's loop does."""
+    """Heeds signals from the first moment on; ends with an error when the work does."""
     server = RpcServer(settings, [SERVICE_NAME])
+    async with asyncio.TaskGroup() as tasks:
+        work = tasks.create_task(_work(settings, server))
+        await server.run_until_signal()
+        work.cancel()
+
+
+async def _work(settings: EncoderSettings, server: RpcServer) -> None:
+    """Answers health checks, loads the model, opens the doors, and serves the queue until cancelled."""
     servicer = EncoderServicer()
     server.add(partial(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer))
     await server.start()
-    try:
-        encoder = await asyncio.to_thread(build, settings)
-    except BaseException:
-        await server.drain(notice_seconds=0, grace_seconds=0)
-        raise
+    encoder = await asyncio.to_thread(build, settings)
     servicer.use(encoder.service)
     try:
         async with asyncio.TaskGroup() as tasks:
-            loop = tasks.create_task(encoder.worker.run())
+            tasks.create_task(encoder.worker.run())
             await _reach(encoder.store)
             await server.set_serving()
-            await server.run_until_signal()
-            loop.cancel()
     finally:
         await encoder.close()
 
