@@ -30,11 +30,9 @@ def settings(**values: Any) -> SharedSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A server, its behaviours, and a channel to it."""
+class Caller:
+    """Calls the behaviours of a server, in this process or another."""
 
-    server: RpcServer
-    behaviours: Behaviours
     channel: grpc.aio.Channel
     address: str
 
@@ -79,6 +77,14 @@ class Running:
         return call(iter(messages))
 
 
+@dataclass(frozen=True, slots=True)
+class Running(Caller):
+    """A server, its behaviours, and a caller of it."""
+
+    server: RpcServer
+    behaviours: Behaviours
+
+
 @asynccontextmanager
 async def running(
     behaviours: Behaviours | None = None,
@@ -98,7 +104,7 @@ async def running(
     address = f"127.0.0.1:{port}"
     try:
         async with grpc.aio.insecure_channel(address, options=list(channel_options)) as channel:
-            yield Running(server, behaviours, channel, address)
+            yield Running(channel, address, server, behaviours)
     finally:
         await server.drain(notice_seconds=0, grace_seconds=0)
 
@@ -126,13 +132,13 @@ async def failure_of(call: Any) -> Failure:
     raise AssertionError("the call was answered")
 
 
-async def eventually(is_so: Callable[[], bool]) -> None:
-    """Waits for what happens on the server after its caller has seen the end of the call."""
-    for _ in range(500):
+async def eventually(is_so: Callable[[], bool], *, seconds: float = 2.0) -> None:
+    """Waits for what happens elsewhere, often after its caller has seen the end of the call."""
+    for _ in range(round(seconds / 0.005)):
         if is_so():
             return
-        await asyncio.sleep(0.004)
-    raise AssertionError("it did not happen within two seconds")
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"it did not happen within {seconds} seconds")
 
 
 async def texts_of(call: Any) -> list[str]:

@@ -83,6 +83,13 @@ class Behaviours:
         yield delta("a")
         await self._hang()
 
+    async def stream_then_finish(
+        self, request: StreamGenerateRequest, context: Context
+    ) -> AsyncIterator[Any]:
+        yield delta("a")
+        await asyncio.sleep(0.3)
+        yield delta("b")
+
     async def flood(self, request: StreamGenerateRequest, context: Context) -> AsyncIterator[Any]:
         try:
             while True:
@@ -120,6 +127,7 @@ class Behaviours:
             "StreamThenFail": self.stream_then_fail,
             "StreamForever": self.stream_forever,
             "StreamThenHang": self.stream_then_hang,
+            "StreamThenFinish": self.stream_then_finish,
             "Flood": self.flood,
         }
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
