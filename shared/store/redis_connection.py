@@ -124,11 +124,17 @@ class RedisConnections:
 
 
 async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
+    # Nothing to do, unless this is the repetition after a break.
+    await connection.connect()  # type: ignore[no-untyped-call]
+    writer = connection._writer
     try:
         await connection.send_packed_command(connection.pack_commands(commands))
         return [await _read(connection) for _ in commands]
     except BaseException:
-        # Replies may be under way: nobody else may read them from this connection.
+        # Replies may be under way: nobody else may read them from this connection. A plain close would
+        # first send what is left of the commands, megabytes that a stopped server never takes.
+        if writer is not None:
+            writer.transport.abort()
         await connection.disconnect(nowait=True)
         raise
 

@@ -26,7 +26,7 @@ from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_connection import Command, RedisConnections, WrongType
 from shared.store.store import FeatureStore, StoredFeature
 
-_BATCH_BYTES: Final = 16 * 1024 * 1024
+_BATCH_BYTES: Final = 8 * 1024 * 1024
 _NO_SUCH_NAME: Final = -2
 
 # Deletes a refused record, but not one that somebody else has written in its place meanwhile: the
@@ -216,7 +216,7 @@ class RedisFeatureStore:
 
 
 def _batches(manifest: Manifest) -> list[range]:
-    """Ranges of chunks of about 16 MiB: one round trip each, so that its time-out suits its size."""
+    """Ranges of chunks of about 8 MiB: one round trip each, so that its time-out suits its size."""
     count = len(manifest.chunk_checksums)
     step = max(1, _BATCH_BYTES // manifest.chunk_bytes)
     return [range(start, min(start + step, count)) for start in range(0, count, step)]

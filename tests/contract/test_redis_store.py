@@ -92,7 +92,7 @@ async def test_waiting_for_a_connection_is_bounded_too(server: EmbeddedStore, st
 async def test_a_server_that_stops_in_the_middle_of_a_read(
     server: EmbeddedStore, redis_backend: RedisBackend
 ) -> None:
-    store = redis_backend.open(timeout_seconds=TIMEOUT_SECONDS, chunk_bytes=1 << 20)
+    store = redis_backend.open(timeout_seconds=2, chunk_bytes=1 << 20)
     bundle = megabytes(40)
     manifest = (await store.put(KEY, bundle)).manifest
     reading = asyncio.create_task(store.fetch(manifest))
