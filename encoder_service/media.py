@@ -18,6 +18,8 @@ from shared.errors import InvalidMedia, LenspairError, MediaTooLarge
 FIELD = "media.data"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_ASPECT_RATIO = 200
+# Part of every key's namespace: raise the version when the same file may give other pixels.
+RULES = "upright-over-white/1"
 
 _PILLOW_MODULES = r"PIL\."
 _UPRIGHT = {

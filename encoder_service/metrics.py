@@ -48,6 +48,14 @@ tracer = trace.get_tracer("lenspair.encoder")
 _SPAN_NAMES: dict[Stage, str] = {"store": "encode.store_put"}
 
 
+def count_feature(outcome: str, num_tokens: int) -> None:
+    """Counts a feature that is handed out, and says so on the span of the call."""
+    FEATURES.labels(outcome).inc()
+    span = trace.get_current_span()
+    span.set_attribute("lenspair.feature.outcome", outcome)
+    span.set_attribute("lenspair.feature.tokens", num_tokens)
+
+
 @contextmanager
 def stage(name: Stage) -> Iterator[trace.Span]:
     """Measures one stage of one request."""

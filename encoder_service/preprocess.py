@@ -16,7 +16,7 @@ from qwen_vl_utils.vision_process import smart_resize
 from transformers.image_utils import ChannelDimension
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
-from encoder_service.media import FIELD
+from encoder_service.media import FIELD, RULES
 from encoder_service.tower import Patches
 from shared.errors import InvalidMedia, MediaTooLarge
 from shared.features.grid import Grid
@@ -91,6 +91,7 @@ class ImagePreprocessor:
         values: dict[str, Any] = {name: getattr(processor, name) for name in _PROCESSOR_VALUES}
         yield "processor", f"{type(processor).__name__}/{processor.backend}"
         yield "processor_values", json.dumps(values, sort_keys=True, default=list)
+        yield "media", RULES
         yield "resize", "pillow-bicubic-once"
         for library in _LIBRARIES:
             yield f"version:{library}", version(library)

@@ -117,7 +117,7 @@ class EncoderService:
             return await self._find_or_make(key, picture.data, settings, claim)
 
         feature, outcome = await self._fly(key, picture.deadline, work)
-        metrics.FEATURES.labels(outcome.name.lower()).inc()
+        metrics.count_feature(outcome.name.lower(), feature.manifest.token_count)
         return Encoded(feature, outcome, settings)
 
     async def look_up(self, queries: Sequence[PictureQuery]) -> list[StoredFeature | None]:
