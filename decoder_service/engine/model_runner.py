@@ -31,10 +31,12 @@ class _Inputs:
     """What the model needs of one open request.
 
     `positions` `[4, prompt tokens]` are place in the sequence, temporal, height and width. `slots` are the
-    places in the cache of all tokens that the request may come to have.
+    places in the cache of all tokens that the request may come to have. `stops` are tokens that are not
+    chosen before `min_output_tokens`.
     """
 
     request: GenerationRequest
+    stops: frozenset[int]
     positions: torch.Tensor
     spans: tuple[_VisualSpan, ...]
     seed: int
@@ -79,6 +81,7 @@ class ModelRunner:
         seed = request.sampling.seed
         self._inputs[request.request_id] = _Inputs(
             request=request,
+            stops=frozenset(filter(self._is_token, request.limits.stop_token_ids)),
             positions=torch.cat([torch.arange(len(prompt.token_ids))[None], axes]),
             spans=tuple(_visual_spans(request)),
             seed=secrets.randbits(63) if seed is None else seed,
@@ -138,6 +141,9 @@ class ModelRunner:
             begin += len(chunk.token_ids)
         return PackedPlan(self._pool, torch.cat(write_slots), tuple(sequences))
 
+    def _is_token(self, token_id: int) -> bool:
+        return 0 <= token_id < self._model.vocab_size
+
     def _of(self, chunk: Chunk) -> _Inputs:
         return self._inputs[chunk.request_id]
 
@@ -149,9 +155,8 @@ class ModelRunner:
 
     def _sampling_row(self, chunk: Chunk) -> SamplingRow:
         inputs = self._of(chunk)
-        limits = inputs.request.limits
-        must_go_on = chunk.output_index < limits.min_output_tokens
-        forbidden = limits.stop_token_ids if must_go_on else frozenset()
+        must_go_on = chunk.output_index < inputs.request.limits.min_output_tokens
+        forbidden = inputs.stops if must_go_on else frozenset()
         return SamplingRow(inputs.request.sampling, inputs.seed, chunk.output_index, forbidden)
 
 

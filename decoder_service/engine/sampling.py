@@ -87,6 +87,6 @@ def _describe(logits: torch.Tensor, token_id: int, sampling: Sampling) -> Choice
     if sampling.top_logprobs is None:
         return Choice(token_id)
     logprobs = logits.log_softmax(0)
-    best = logprobs.topk(sampling.top_logprobs)
+    best = logprobs.topk(min(sampling.top_logprobs, len(logprobs)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return Choice(token_id, float(logprobs[token_id]), tuple(Candidate(*pair) for pair in pairs))
