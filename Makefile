@@ -5,7 +5,6 @@ PROTOS := $(wildcard protos/lenspair/*/v1/*.proto)
 CODE := shared encoder_service decoder_service lenspair_client demo bench tests hatch_build.py
 CHECKPOINT ?= demo/checkpoint
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-export PYTHONPATH := $(CURDIR)
 # Several torch processes share the cores here: their threads must not spin while they wait.
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -20,10 +19,11 @@ help:  ## List the targets
 
 setup: $(VENV)/.ready shared/pb/.generated  ## Make .venv with the locked packages, and the generated code
 
-$(VENV)/.ready: requirements.lock
+$(VENV)/.ready: requirements.lock pyproject.toml
 	python3 -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
 	$(VENV)/bin/uv pip install --python $(PY) --require-hashes --requirement requirements.lock
+	$(VENV)/bin/uv pip install --python $(PY) --no-deps --no-build-isolation --editable .
 	touch $@
 
 lock: $(VENV)/.ready  ## Write requirements.lock anew from pyproject.toml
@@ -37,7 +37,7 @@ proto: shared/pb/.generated  ## Generate Python code from the contracts
 PROTOC = $(PY) -m grpc_tools.protoc -Ishared/pb=protos --python_out=$(1) --grpc_python_out=$(1) \
 	--mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS:protos/%=shared/pb/%)
 
-shared/pb/.generated: $(PROTOS) $(VENV)/.ready
+shared/pb/.generated: $(PROTOS) requirements.lock | $(VENV)/.ready
 	rm -rf shared/pb && mkdir -p shared/pb
 	$(call PROTOC,.)
 	touch $@

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import grpc.aio
 import structlog
 import torch
 
@@ -34,13 +33,9 @@ _log = structlog.get_logger("lenspair.decoder")
 class Decoder:
     """A decoder with its language model loaded and run once."""
 
-    def __init__(self, servicer: DecoderServicer, engine: EngineLoop, store: FeatureStore) -> None:
+    def __init__(self, engine: EngineLoop, store: FeatureStore) -> None:
         self.store = store
-        self._servicer = servicer
         self._engine = engine
-
-    def register(self, server: grpc.aio.Server) -> None:
-        decoder_pb2_grpc.add_DecoderServiceServicer_to_server(self._servicer, server)
 
     async def run(self) -> None:
         await self._engine.run()
@@ -53,11 +48,14 @@ class Decoder:
 def run(settings: DecoderSettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status of the process."""
     torch.set_num_threads(settings.torch_threads or available_cores())
-    return run_process(settings, "lenspair-decoder", SERVICE_NAME, partial(build, settings))
+    servicer = DecoderServicer()
+    register = partial(decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
+    build_it = partial(build, settings, servicer)
+    return run_process(settings, "lenspair-decoder", SERVICE_NAME, register, build_it)
 
 
-def build(settings: DecoderSettings) -> Decoder:
-    """Loads the model, runs it once, and puts the parts together."""
+def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
+    """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     model = open_language_model(
@@ -74,7 +72,8 @@ def build(settings: DecoderSettings) -> Decoder:
         task_limits(settings),
         ByteBudget(settings.max_pending_feature_bytes),
     )
-    return Decoder(DecoderServicer(service), engine, store)
+    servicer.use(service)
+    return Decoder(engine, store)
 
 
 def build_engine(model: LanguageModel, settings: DecoderSettings) -> EngineLoop:

@@ -24,9 +24,15 @@ _FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LEN
 
 
 class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
-    """The decoder's gRPC face."""
+    """The decoder's gRPC face.
 
-    def __init__(self, service: DecoderService) -> None:
+    It can be registered before the model is loaded; the server refuses calls until it serves, and by then
+    `use` must have been called.
+    """
+
+    _service: DecoderService
+
+    def use(self, service: DecoderService) -> None:
         self._service = service
 
     async def Generate(  # noqa: N802 - the contract's name

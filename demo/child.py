@@ -1,29 +1,31 @@
 """Child processes that never outlive their parent, not even one that is killed; knows not what they run."""
 
-import ctypes
-import signal
+import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-_PR_SET_PDEATHSIG = 1
+# Runs in the child before the command does: asks Linux for a SIGKILL when the parent is gone (option 1 is
+# PR_SET_PDEATHSIG), ends if it is gone already, and becomes the command. Safer than `preexec_fn`, which
+# runs Python between fork and exec of a process that may have threads.
+_BECOME = """
+import ctypes, os, sys
+parent, *command = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(parent):
+    os.execvp(command[0], command)
+"""
 
 
-def start_child(
-    command: Sequence[str], *, environment: Mapping[str, str], log: Path
-) -> subprocess.Popen[bytes]:
-    """Starts `command` with its output appended to `log`. Call it from a thread that stays: on Linux the
-    kernel kills the child when that thread ends."""
-    with log.open("ab") as output:
-        return subprocess.Popen(  # noqa: S603 - commands are our own
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
-        )
+def bound_to_parent(command: Sequence[str]) -> list[str]:
+    """The command, as one that ends with this process; on other systems than Linux as it is.
+
+    Start it from a thread that lives as long as the child is needed (the main thread): Linux counts the
+    end of the starting thread as the end of the parent.
+    """
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command]
 
 
 def stop_child(process: subprocess.Popen[bytes], *, grace_seconds: float) -> int:
@@ -34,12 +36,3 @@ def stop_child(process: subprocess.Popen[bytes], *, grace_seconds: float) -> int
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
-
-
-# Loaded before any fork: between fork and exec a child must not import or lock anything.
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-
-
-def _die_with_parent() -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

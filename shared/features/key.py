@@ -54,7 +54,7 @@ class EffectiveSettings:
             _encode(self.min_pixels),
             _encode(self.max_pixels),
             _encode(self.total_pixels),
-            _encode(self.fps),
+            _encode(None if self.fps is None else float(self.fps)),
             _encode(self.num_frames),
         )
 
@@ -112,7 +112,7 @@ def frames_digest(
     """The key part of a list of frames, each with its time in seconds."""
     frames: list[bytes] = [_encode(len(frame_sha256s))]
     for sha256, timestamp in zip(frame_sha256s, timestamps, strict=True):
-        frames += [sha256, _encode(timestamp)]
+        frames += [sha256, _encode(float(timestamp))]
     return _digest("lenspair frames", [*frames, *settings.fields()])
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import grpc.aio
@@ -18,14 +19,11 @@ _PING_AGAIN_SECONDS = 1.0
 
 
 class Service(Protocol):
-    """A service with its model loaded and run once."""
+    """A service with its model loaded and run once, ready for its servicer's calls."""
 
     @property
     def store(self) -> FeatureStore:
         """What must answer before anybody is served."""
-
-    def register(self, server: grpc.aio.Server) -> None:
-        """Adds the servicer."""
 
     async def run(self) -> None:
         """The background loop; when it ends with an error, so does the process."""
@@ -34,16 +32,24 @@ class Service(Protocol):
         """Gives everything back, after the last call has ended."""
 
 
-def run_process(settings: SharedSettings, name: str, service_name: str, build: Callable[[], Service]) -> int:
+def run_process(
+    settings: SharedSettings,
+    name: str,
+    service_name: str,
+    register: Callable[[grpc.aio.Server], None],
+    build: Callable[[], Service],
+) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status of the process.
 
     Health checks are answered from the start, with NOT_SERVING until `build` (called on another thread)
-    has returned and the store has answered. `name` is that of logs and traces.
+    has returned and the store has answered; calls of the servicer that `register` adds are refused until
+    then. `name` is that of logs and traces.
     """
     observers = telemetry.set_up(settings, name)
     log = structlog.get_logger(name)
     try:
-        asyncio.run(_serve(settings, service_name, build, log))
+        server_of = partial(RpcServer, settings, [service_name])
+        asyncio.run(_serve(server_of, register, build, log))
     except CheckpointError as error:
         log.error("the checkpoint can't be served", cause=str(error))  # noqa: TRY400  the text says it all
         return 1
@@ -55,15 +61,20 @@ def run_process(settings: SharedSettings, name: str, service_name: str, build: C
     return 0
 
 
-async def _serve(settings: SharedSettings, service_name: str, build: Callable[[], Service], log: Any) -> None:
-    server = RpcServer(settings, [service_name])
+async def _serve(
+    server_of: Callable[[], RpcServer],
+    register: Callable[[grpc.aio.Server], None],
+    build: Callable[[], Service],
+    log: Any,
+) -> None:
+    server = server_of()
+    server.add(register)
     await server.start()
     try:
         service = await asyncio.to_thread(build)
     except BaseException:
         await server.drain(notice_seconds=0, grace_seconds=0)
         raise
-    server.add(service.register)
     try:
         async with asyncio.TaskGroup() as tasks:
             loop = tasks.create_task(service.run())
