@@ -8,7 +8,6 @@ import structlog
 import torch
 from PIL import Image
 
-from encoder_service.cpu import available_cores
 from encoder_service.intake import Intake
 from encoder_service.media import MediaLimits, load_codecs
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
@@ -21,6 +20,7 @@ from encoder_service.worker import Worker
 from shared import telemetry
 from shared.batching import BatchLimits
 from shared.checkpoint import CheckpointError, choose_placement, open_checkpoint
+from shared.cpu import available_cores
 from shared.errors import InvalidMediaSettings, StoreUnavailable
 from shared.features.key import namespace
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc

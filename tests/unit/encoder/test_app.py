@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from encoder_service import app
-from encoder_service.cpu import available_cores
 from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.settings import EncoderSettings
+from shared.cpu import available_cores
 from shared.errors import InvalidMediaSettings
 
 HELP = """
