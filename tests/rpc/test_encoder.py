@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2  # type: ignore[import-untyped, unused-ignore]
 from grpc_status import rpc_status
 from PIL import Image
 
