@@ -1,0 +1,102 @@
+"""Values to messages of the contracts, and back."""
+
+from datetime import UTC, datetime
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from lenspair_client import messages
+from lenspair_client.media import Media, load
+from lenspair_client.values import Candidate, Generation, MediaSettings, Outcome, TokenLogprobs, Turn, Usage
+from shared.pb.lenspair.decoder.v1 import decoder_pb2 as decoder
+from shared.pb.lenspair.encoder.v1 import encoder_pb2 as encoder
+
+REF = encoder.FeatureRef(
+    key="key",
+    grid_thw=encoder.GridThw(t=1, h=4, w=6),
+    token_count=6,
+    size_bytes=1234,
+    expire_time=Timestamp(seconds=1_700_000_000),
+)
+
+
+def test_what_is_unset_stays_unset_and_zero_stays_zero() -> None:
+    task = messages.generation_task((), Generation(temperature=0.0, top_logprobs=0), is_stream=False)
+    assert task.sampling.HasField("temperature")
+    assert task.HasField("top_logprobs")
+    assert not task.sampling.HasField("top_k")
+    assert not task.HasField("max_output_tokens")
+    assert not task.return_token_ids
+    assert messages.generation_task((), Generation(), is_stream=True).return_token_ids
+
+
+def test_turns_keep_the_order_of_texts_and_features() -> None:
+    feature = messages.feature_of(encoder.EncodeResponse(feature=REF))
+    (turn,) = messages.turn_messages([Turn("user", ("left", feature, "right"))])
+    assert [part.WhichOneof("content") for part in turn.parts] == ["text", "feature_key", "text"]
+    assert turn.role == decoder.ROLE_USER
+
+
+def test_chunks_are_a_header_and_all_the_bytes() -> None:
+    data = bytes(range(256)) * 8200
+    header, *chunks = messages.encode_chunks(load(data), MediaSettings(max_pixels=99))
+    assert header.header.size_bytes == len(data)
+    assert header.header.settings.max_pixels == 99
+    assert b"".join(chunk.chunk for chunk in chunks) == data
+    assert {len(chunk.chunk) for chunk in chunks[:-1]} == {messages.CHUNK_BYTES}
+
+
+def test_lookups_name_pictures_by_digest() -> None:
+    media = load(b"picture")
+    (query,) = messages.lookup_request([media], MediaSettings()).queries
+    assert (query.sha256, query.modality) == (media.sha256, encoder.MODALITY_IMAGE)
+    assert media == Media(b"", media.sha256)
+
+
+@pytest.mark.parametrize(
+    ("sent", "outcome"),
+    [
+        (encoder.OUTCOME_HIT, Outcome.HIT),
+        (encoder.OUTCOME_ENCODED, Outcome.ENCODED),
+        (encoder.OUTCOME_JOINED, Outcome.JOINED),
+        (encoder.OUTCOME_NEAR, Outcome.NEAR),
+    ],
+)
+def test_a_feature_says_how_it_was_found(sent: encoder.Outcome.ValueType, outcome: Outcome) -> None:
+    feature = messages.feature_of(encoder.EncodeResponse(feature=REF, outcome=sent))
+    assert (feature.key, feature.grid, feature.token_count, feature.size_bytes) == ("key", (1, 4, 6), 6, 1234)
+    assert feature.expires_at == datetime.fromtimestamp(1_700_000_000, UTC)
+    assert feature.outcome is outcome
+
+
+def test_lookups_answer_in_order() -> None:
+    results = [encoder.LookupResult(), encoder.LookupResult(feature=REF)]
+    missing, found = messages.features_found(encoder.LookupFeaturesResponse(results=results))
+    assert missing is None
+    assert found is not None
+    assert found.outcome is Outcome.HIT
+
+
+def test_an_answer_has_all_that_was_sent() -> None:
+    summary = decoder.Summary(
+        finish_reason=decoder.FINISH_REASON_LENGTH,
+        input_tokens=1,
+        visual_tokens=2,
+        output_tokens=3,
+        reused_tokens=4,
+        time_to_first_token=Duration(nanos=250_000_000),
+        queue_time=Duration(nanos=125_000_000),
+    )
+    place = decoder.TokenLogprobs(
+        token_id=5, logprob=-0.5, top=[decoder.TopLogprob(token_id=6, logprob=-0.25)]
+    )
+    answer = messages.answer_of(summary, "text", [5], [place])
+    assert (answer.text, answer.finish_reason, answer.token_ids) == ("text", "length", (5,))
+    assert answer.usage == Usage(1, 2, 3, 4)
+    assert (answer.time_to_first_token, answer.queue_seconds) == (0.25, 0.125)
+    assert answer.logprobs == (TokenLogprobs(Candidate(5, -0.5), (Candidate(6, -0.25),)),)
+
+
+def test_a_finish_reason_of_a_later_server_is_no_error() -> None:
+    assert messages.answer_of(decoder.Summary(), "", [], []).finish_reason == "unknown"
