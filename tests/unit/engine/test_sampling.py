@@ -86,10 +86,29 @@ def test_each_row_keeps_its_own_rules() -> None:
 
 
 def test_noise_depends_on_seed_and_place() -> None:
-    values = [noise(seed, index) for seed in (-1, 0, 1, 2**63 - 1) for index in range(100)]
-    assert len(set(values)) == 400
-    assert all(0 <= value < 1 for value in values)
-    assert noise(5, 7) == noise(5, 7)
+    cpu = torch.device("cpu")
+    first = {noise(seed, n, 5, cpu)[0].item() for seed in (-1, 0, 1, 2**63 - 1) for n in range(100)}
+    assert len(first) == 400
+    assert min(first) > 0
+    assert torch.equal(noise(5, 7, 9, cpu), noise(5, 7, 9, cpu))
+
+
+def test_the_last_bits_of_the_logits_hardly_ever_matter() -> None:
+    """A large vocabulary, and noise of the size that another batch makes."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 50_000, generator=generator)
+    nudged = logits + 2e-6 * torch.randn(1, 50_000, generator=generator)
+    rows = [SamplingRow(Sampling(temperature=1.0), 1, index) for index in range(300)]
+    assert all(choose(logits, [row]) == choose(nudged, [row]) for row in rows)
+
+
+def test_a_wide_nucleus_is_exact_too() -> None:
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 0.1
+    rows = [SamplingRow(Sampling(temperature=1.0, top_p=0.5), 1, index) for index in range(200)]
+    ranked = logits.softmax(0).sort(descending=True)
+    kept = set(ranked.indices[: int((ranked.values.cumsum(0) < 0.5).sum()) + 1].tolist())
+    assert 1024 < len(kept) < 5000
+    assert {choice.token_id for choice in choose(logits.expand(200, -1), rows)} <= kept
 
 
 def test_forbidden_tokens_are_never_chosen() -> None:
