@@ -22,7 +22,8 @@ import importlib.util, sys
 import lenspair_client
 from lenspair_client import AsyncLenspairClient, LenspairClient
 LenspairClient("localhost:1", "localhost:1").close()
-loaded = sorted(name for name in sys.modules if name.startswith("shared.") and not name.startswith("shared.pb"))
+ours = [name for name in sys.modules if name.startswith("shared.")]
+loaded = [name for name in ours if not name.startswith("shared.pb")]
 assert loaded == [], loaded
 present = [name for name in {HEAVY!r} if importlib.util.find_spec(name)]
 assert present == [], present
