@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,24 @@ from demo.questions import Example, Turn
 MOST_TOKENS = 32
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns, the last of which is to be answered, and what is shown in the first one."""
+
+    turns: tuple[Turn, ...]
+    images: tuple[Image.Image, ...] = ()
+    frames: tuple[Image.Image, ...] = ()
+    fps: float = 2.0
+    system: str | None = None
+
+
+def as_conversation(example: Example) -> Conversation:
+    """The example with its pictures drawn and brought to the size that is served."""
+    images = tuple(fit(draw(picture)) for picture in example.pictures)
+    frames = tuple(fit(draw(frame)) for frame in example.clip)
+    return Conversation(example.turns, images, frames, example.fps, example.system)
+
+
 class Asker:
     """The checkpoint in float32 on the CPU, greedy, with the service's pixel recipe."""
 
@@ -31,81 +50,65 @@ class Asker:
         self._model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=torch.float32)
         self._model.eval()
 
-    def answers(self, examples: Sequence[Example]) -> list[str]:
+    def answers(self, conversations: Sequence[Conversation]) -> list[str]:
         """The answer to the last question of each; earlier turns are given as they should be."""
-        inputs = self._inputs(examples)
+        inputs = self._inputs(conversations)
         with torch.no_grad():
             ids = self._model.generate(**inputs, max_new_tokens=MOST_TOKENS, do_sample=False)
         new = ids[:, inputs["input_ids"].shape[1] :]
         texts: list[str] = self._processor.batch_decode(new, skip_special_tokens=True)
         return texts
 
-    def margin(self, example: Example) -> float:
-        """The smallest lead, in logits, of a right token over the best other one (negative: wrong)."""
-        inputs = self._inputs([example])
-        answer = self._processor.tokenizer(example.turns[-1][1] + "<|im_end|>")["input_ids"]
+    def margin(self, conversation: Conversation) -> float:
+        """The smallest lead, in logits, of a true token over the best other (negative: wrong)."""
+        inputs = self._inputs([conversation])
+        answer = self._processor.tokenizer(conversation.turns[-1][1] + "<|im_end|>")["input_ids"]
         prompt_length = inputs["input_ids"].shape[1]
-        forced = dict(inputs)
-        for name, tail in (
-            ("input_ids", answer),
-            ("attention_mask", [1] * len(answer)),
-            ("mm_token_type_ids", [0] * len(answer)),
-        ):
-            forced[name] = torch.cat((inputs[name], torch.tensor([tail])), dim=1)
+        tails = {
+            "input_ids": answer,
+            "attention_mask": [1] * len(answer),
+            "mm_token_type_ids": [0] * len(answer),
+        }
+        for name, tail in tails.items():
+            inputs[name] = torch.cat((inputs[name], torch.tensor([tail])), dim=1)
         with torch.no_grad():
-            logits = self._model(**forced).logits[0, prompt_length - 1 : -1]
-        right = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-        others = logits.scatter(1, torch.tensor(answer)[:, None], float("-inf")).max(dim=1).values
-        return float((right - others).min())
+            logits = self._model(**inputs).logits[0, prompt_length - 1 : -1]
+        truth = torch.tensor(answer)[:, None]
+        others = logits.scatter(1, truth, float("-inf")).max(dim=1).values
+        return float((logits.gather(1, truth)[:, 0] - others).min())
 
-    def _inputs(self, examples: Sequence[Example]) -> dict[str, Any]:
-        texts = [self._prompt(example) for example in examples]
-        images = [fit(image) for example in examples for image in stills(example)]
-        clips = [example for example in examples if example.clip]
-        media: dict[str, Any] = {}
-        if images:
-            media["images"] = images
+    def _inputs(self, conversations: Sequence[Conversation]) -> dict[str, Any]:
+        images = [image for one in conversations for image in one.images]
+        clips = [one for one in conversations if one.frames]
+        media: dict[str, Any] = {"images": images} if images else {}
         if clips:
-            media["videos"] = [_stack(example) for example in clips]
-            media["video_metadata"] = [_metadata(example) for example in clips]
+            media["videos"] = [np.stack([np.asarray(frame) for frame in one.frames]) for one in clips]
+            media["video_metadata"] = [_metadata(one) for one in clips]
             media["do_sample_frames"] = False
-        inputs = self._processor(
-            text=texts, **media, do_resize=False, padding=True, return_tensors="pt"
-        )
+        texts = [self._prompt(one) for one in conversations]
+        inputs = self._processor(text=texts, **media, do_resize=False, padding=True, return_tensors="pt")
         return dict(inputs)
 
-    def _prompt(self, example: Example) -> str:
-        parts = [{"type": "image"}] * len(example.pictures)
-        parts += [{"type": "video"}] if example.clip else []
-        messages = _messages(example.turns, parts)
-        if example.system is not None:
-            messages.insert(0, {"role": "system", "content": example.system})
+    def _prompt(self, conversation: Conversation) -> str:
         text: str = self._processor.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            _messages(conversation), tokenize=False, add_generation_prompt=True
         )
         return text
 
 
-def stills(example: Example) -> list[Image.Image]:
-    return [draw(picture) for picture in example.pictures]
-
-
-def _messages(turns: Sequence[Turn], parts: list[dict[str, str]]) -> list[dict[str, Any]]:
+def _messages(conversation: Conversation) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
-    for index, (question, answer) in enumerate(turns):
-        media = parts if index == 0 else []
-        content = [*media, {"type": "text", "text": question}]
+    if conversation.system is not None:
+        messages.append({"role": "system", "content": conversation.system})
+    media = [{"type": "image"}] * len(conversation.images)
+    media += [{"type": "video"}] if conversation.frames else []
+    for index, (question, answer) in enumerate(conversation.turns):
+        content = [*(media if index == 0 else []), {"type": "text", "text": question}]
         messages.append({"role": "user", "content": content})
         messages.append({"role": "assistant", "content": answer})
     return messages[:-1]
 
 
-def _stack(example: Example) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.stack([np.asarray(fit(draw(frame))) for frame in example.clip])
-
-
-def _metadata(example: Example) -> VideoMetadata:
-    count = len(example.clip)
-    return VideoMetadata(
-        total_num_frames=count, fps=example.fps, frames_indices=list(range(count))
-    )
+def _metadata(conversation: Conversation) -> VideoMetadata:
+    count = len(conversation.frames)
+    return VideoMetadata(total_num_frames=count, fps=conversation.fps, frames_indices=list(range(count)))

@@ -24,8 +24,8 @@ IGNORED = -100
 
 @dataclass(slots=True)
 class Group:
-    """All views of one size: frames `[n, 2, h, w, 3]`, their place in reading order, and the true
-    thing and colour under each merged patch (`IGNORED` for clips)."""
+    """All views of one size: frames `[n, 1 or 2, h, w, 3]` (one for a still picture), their place
+    in reading order, and the true thing and colour under each merged patch (`IGNORED` for clips)."""
 
     frames: torch.Tensor
     order: list[int]
@@ -45,7 +45,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """One passage through the tower: a still picture twice, or two frames of a clip."""
+    """One passage through the tower: a still picture, or two frames of a clip."""
 
     frames: Pixels
     whats: list[int]
@@ -59,7 +59,7 @@ class _View:
 def _still(picture: Picture) -> _View:
     pixels = np.asarray(fit(draw(picture)))
     whats, hues = dense_labels(picture)
-    return _View(np.stack((pixels, pixels)), whats, hues)
+    return _View(pixels[None], whats, hues)
 
 
 def _clip(frames: Sequence[Picture]) -> list[_View]:
@@ -193,8 +193,7 @@ def _grouped(views: list[_View]) -> list[Group]:
 def look_at(tower: FastTower, groups: list[Group]) -> list[Sight]:
     """What the tower sees of each group."""
     return [
-        tower.look(patchify(group.frames), group.frames.shape[2], group.frames.shape[3])
-        for group in groups
+        tower.look(patchify(group.frames), group.frames.shape[2], group.frames.shape[3]) for group in groups
     ]
 
 
@@ -208,7 +207,6 @@ def in_reading_order(groups: list[Group], sights: list[Sight]) -> Sight | None:
         for place, index in enumerate(group.order):
             rows[index] = [sight.main[place], *(level[place] for level in sight.levels)]
     columns = [
-        torch.cat([rows[index][column] for index in sorted(rows)])
-        for column in range(level_count + 1)
+        torch.cat([rows[index][column] for index in sorted(rows)]) for column in range(level_count + 1)
     ]
     return Sight(columns[0], columns[1:])

@@ -51,7 +51,7 @@ _HARD = _EVEN | {"describe": 1.5, "number": 1.5, "text only": 0.6}
 STAGES: tuple[Stage, ...] = (
     Stage("one thing seen", 500, 2e-3, {"colour": 3.0, "number": 1.0}, (1, 0, 0), 1,
           answers=False, sight_weight=1.0, last_rate=0.7),
-    Stage("many things seen", 1300, 1.5e-3, {"describe": 2.0, "number": 1.0}, (0.7, 0.2, 0.1), 3,
+    Stage("many things seen", 1000, 1.5e-3, {"describe": 2.0, "number": 1.0}, (0.7, 0.2, 0.1), 3,
           answers=False, sight_weight=1.0, last_rate=0.7),
     Stage("everything asked about", 4500, 1.5e-3, _HARD, (0.65, 0.25, 0.1), clips=0.15,
           last_rate=0.01),
@@ -63,9 +63,7 @@ def step_examples(stage: Stage, stage_index: int, step: int, seed: int) -> list[
     rng = random.Random(f"train/{seed}/{stage_index}/{step}")
     if stage.answers and rng.random() < stage.clips:
         sizes = (_native(SMALL, rng), _native(SMALL, rng))
-        return [
-            make_example(rng.choice(CLIP_KINDS), sizes, rng) for _ in range(stage.batch_size // 2)
-        ]
+        return [make_example(rng.choice(CLIP_KINDS), sizes, rng) for _ in range(stage.batch_size // 2)]
     served = rng.choice(rng.choices((SMALL, MIDDLE, LARGE), stage.sizes)[0])
     other = served if rng.random() < 0.6 else rng.choice(SMALL)
     patches = served[0] * served[1] // 256
@@ -73,14 +71,11 @@ def step_examples(stage: Stage, stage_index: int, step: int, seed: int) -> list[
     kinds = rng.choices(list(stage.kinds), list(stage.kinds.values()), k=count)
     turn_count = rng.choice((1, 2, 3))  # one for all: rows of like length waste little padding
     return [
-        make_example(kind, _pair(served, other, rng), rng, stage.most_marks, turn_count)
-        for kind in kinds
+        make_example(kind, _pair(served, other, rng), rng, stage.most_marks, turn_count) for kind in kinds
     ]
 
 
-def _pair(
-    first: scenes.Size, second: scenes.Size, rng: random.Random
-) -> tuple[scenes.Size, scenes.Size]:
+def _pair(first: scenes.Size, second: scenes.Size, rng: random.Random) -> tuple[scenes.Size, scenes.Size]:
     return native_size(first, rng), native_size(second, rng)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from demo.asking import Asker
+from demo.asking import Asker, as_conversation
 from demo.curriculum import held_out
 from demo.questions import KINDS, Example
 
@@ -35,7 +35,8 @@ def right_answers(asker: Asker, kind: str, count: int, seed: int, misses: Counte
     right = 0
     for start in range(0, count, TOGETHER):
         examples = [exam(kind, index, seed) for index in range(start, min(start + TOGETHER, count))]
-        for example, answer in zip(examples, asker.answers(examples), strict=True):
+        answers = asker.answers([as_conversation(example) for example in examples])
+        for example, answer in zip(examples, answers, strict=True):
             question, truth = example.turns[-1]
             right += answer == truth
             if answer != truth:

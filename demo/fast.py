@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn import functional
 from transformers import Qwen3VLForConditionalGeneration
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+    Qwen3VLVisionAttention,
+    Qwen3VLVisionModel,
+    Qwen3VLVisionPatchMerger,
+)
 from transformers.vision_utils import (
     get_vision_interpolation_indices_and_weights,
     get_vision_position_ids,
@@ -38,11 +41,15 @@ class FastTower:
         self._places: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def look(self, patches: torch.Tensor, height: int, width: int) -> Sight:
-        """Patches `[n, p, 1536]` of pictures of `height` x `width` pixels."""
+        """Patches `[n, p, 1536]` of pictures of `height` x `width` pixels; or `[n, p, 768]` of
+        one frame that stands for two equal ones, as it does for still pictures."""
         tower = self._tower
         taps, weights, cos, sin = self._place((height // PATCH, width // PATCH))
         projection = tower.patch_embed.proj
-        hidden = functional.linear(patches, projection.weight.flatten(1), projection.bias)
+        weight = projection.weight.flatten(1)
+        if patches.shape[-1] < weight.shape[1]:
+            weight = projection.weight.sum(dim=2).flatten(1)
+        hidden = functional.linear(patches, weight, projection.bias)
         hidden = hidden + (tower.pos_embed(taps) * weights[:, :, None]).sum(1)
         levels = []
         for index, block in enumerate(tower.blocks):
@@ -70,13 +77,13 @@ class FastTower:
         return self._places[grid]
 
 
-def _merge(merger: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+def _merge(merger: Qwen3VLVisionPatchMerger, hidden: torch.Tensor) -> torch.Tensor:
     merged: torch.Tensor = merger(hidden.reshape(-1, hidden.shape[-1]))
     return merged.view(hidden.shape[0], -1, merged.shape[-1])
 
 
 def _attend(
-    attention: nn.Module, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    attention: Qwen3VLVisionAttention, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
     count, length, width = hidden.shape
     heads = attention.num_heads
@@ -112,7 +119,7 @@ def answer_logits(
     if sight is not None:
         config = model.config
         visual = (ids == config.image_token_id) | (ids == config.video_token_id)
-        embeds = embeds.masked_scatter(visual[..., None], sight.main)
+        embeds = embeds.masked_scatter(visual[..., None], sight.main.to(embeds.dtype))
         levels = sight.levels
     hidden = text(
         inputs_embeds=embeds,

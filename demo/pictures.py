@@ -109,14 +109,10 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size=size)
 
 
-def _outline(
-    shape: str, x: float, y: float, radius: float, tilt: float
-) -> list[tuple[float, float]]:
+def _outline(shape: str, x: float, y: float, radius: float, tilt: float) -> list[tuple[float, float]]:
     cos, sin = math.cos(tilt), math.sin(tilt)
     corners = _UNIT_OUTLINES[shape]
-    return [
-        (x + radius * (u * cos - v * sin), y + radius * (u * sin + v * cos)) for u, v in corners
-    ]
+    return [(x + radius * (u * cos - v * sin), y + radius * (u * sin + v * cos)) for u, v in corners]
 
 
 def _cross(arm: float, half: float) -> tuple[tuple[float, float], ...]:
@@ -137,9 +133,7 @@ def _noisy(image: Image.Image, picture: Picture) -> Image.Image:
     if picture.noise <= 0:
         return image
     pixels = np.asarray(image, dtype=np.float32)
-    grain = np.random.default_rng(picture.noise_seed).standard_normal(
-        pixels.shape, dtype=np.float32
-    )
+    grain = np.random.default_rng(picture.noise_seed).standard_normal(pixels.shape, dtype=np.float32)
     return Image.fromarray(np.clip(pixels + picture.noise * grain, 0, 255).astype(np.uint8))
 
 

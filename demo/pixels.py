@@ -49,7 +49,7 @@ def native_size(served: Size, rng: random.Random) -> Size:
 
 
 def patchify(frames: torch.Tensor) -> torch.Tensor:
-    """uint8 `[n, 2, height, width, 3]` (two frames each) to patches `[n, patches, 1536]`."""
+    """uint8 `[n, frames, height, width, 3]` to patches `[n, patches, frames * 768]`."""
     count, depth, height, width, channels = frames.shape
     values = (frames.float() / 255 - 0.5) / 0.5
     rows, columns = height // TOKEN_PIXELS, width // TOKEN_PIXELS

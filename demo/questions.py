@@ -72,7 +72,11 @@ def count_turn(picture: Picture, rng: random.Random) -> Turn | None:
     marks = picture.marks
     draw = rng.random()
     if draw < 0.5:
-        wordings = ("How many shapes are there?", "Count the shapes.", "How many shapes do you see?")
+        wordings = (
+            "How many shapes are there?",
+            "Count the shapes.",
+            "How many shapes do you see?",
+        )
         return _ask(rng, NUMBER_WORDS[len(marks)], *wordings)
     if draw < 0.75:
         shape = rng.choice([*SHAPES, *(mark.what for mark in marks)])
@@ -109,10 +113,8 @@ def place_turn(picture: Picture, rng: random.Random) -> Turn | None:
 
 def exists_turn(picture: Picture, rng: random.Random) -> Turn | None:
     present = {mark.name for mark in picture.marks}
-    if rng.random() < 0.5:
-        name = rng.choice(sorted(present))
-    else:
-        name = _absent_name(picture.marks, rng)
+    asks_present = rng.random() < 0.5
+    name = rng.choice(sorted(present)) if asks_present else _absent_name(picture.marks, rng)
     wordings = (f"Is there {_article(name)}?", f"Do you see {_article(name)}?")
     return _ask(rng, "yes" if name in present else "no", *wordings)
 
@@ -137,9 +139,7 @@ def describe_turn(picture: Picture, rng: random.Random) -> Turn | None:
     names = [with_article(mark) for mark in picture.marks]
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
     answer = listed[0].upper() + listed[1:] + "."
-    return _ask(
-        rng, answer, "Describe the picture.", "What is in the picture?", "What do you see?"
-    )
+    return _ask(rng, answer, "Describe the picture.", "What is in the picture?", "What do you see?")
 
 
 def _article(name: str) -> str:
@@ -290,17 +290,21 @@ def make_example(
     turn_count: int = 1,
 ) -> Example:
     """One example of a kind; `sizes` are (width, height), the second for a second picture."""
+    first, _ = sizes
     if kind in PICTURE_TURNS:
-        return picture_example(kind, sizes[0], most_marks, turn_count, rng)
-    if kind == "follow-up":
-        first = rng.choice(tuple(PICTURE_TURNS))
-        return replace(picture_example(first, sizes[0], most_marks, 2, rng), kind=kind)
-    if kind == "number":
-        return number_example(sizes[0], turn_count, rng)
+        return picture_example(kind, first, most_marks, turn_count, rng)
     if kind in ("which picture", "of two pictures"):
         return two_pictures_example(kind, sizes, turn_count, rng)
-    if kind == "motion":
-        return motion_example(sizes[0], rng)
-    if kind == "order":
-        return order_example(sizes[0], rng)
-    return text_example(rng)
+    others: dict[str, Callable[[], Example]] = {
+        "follow-up": lambda: _follow_up_example(first, most_marks, rng),
+        "number": lambda: number_example(first, turn_count, rng),
+        "motion": lambda: motion_example(first, rng),
+        "order": lambda: order_example(first, rng),
+        "text only": lambda: text_example(rng),
+    }
+    return others[kind]()
+
+
+def _follow_up_example(size: scenes.Size, most_marks: int, rng: random.Random) -> Example:
+    first = rng.choice(tuple(PICTURE_TURNS))
+    return replace(picture_example(first, size, most_marks, 2, rng), kind="follow-up")

@@ -59,7 +59,7 @@ def single(size: Size, rng: random.Random) -> Picture:
     radius = min(rng.uniform(0.22, 0.42) * short, 48.0)
     x = rng.uniform(radius + 1, width - radius - 1)
     y = rng.uniform(radius + 1, height - radius - 1)
-    mark = _mark(name, x, y, radius, None, rng)
+    mark = _mark(name, (x, y, radius), None, rng)
     return blank(size, {name[0]}, rng).with_marks((mark,))
 
 
@@ -88,17 +88,17 @@ def with_names(size: Size, names: list[tuple[str, str]], rng: random.Random) -> 
     open_zones = [zone for zone in ZONE_NAMES if roomy or zone != "middle"]
     zones = sorted(rng.sample(open_zones, len(names)), key=ZONE_NAMES.index)
     crowded = "middle" in zones and len(names) > 1
-    largest = 0.15 if crowded else 0.22
-    marks = tuple(
-        _in_zone(size, name, zone, rng.uniform(0.16 if not crowded else 0.13, largest) * short, crowded, rng)
-        for name, zone in zip(names, zones, strict=True)
-    )
-    return blank(size, {colour for colour, _ in names}, rng).with_marks(marks)
+    least, most = (0.13, 0.15) if crowded else (0.16, 0.22)
+    marks = []
+    for name, zone in zip(names, zones, strict=True):
+        radius = rng.uniform(least, most) * short
+        x, y = _point_in(size, zone, radius, crowded, rng)
+        marks.append(_mark(name, (x, y, radius), zone, rng))
+    return blank(size, {colour for colour, _ in names}, rng).with_marks(tuple(marks))
 
 
-def _in_zone(
-    size: Size, name: tuple[str, str], zone: str, radius: float, crowded: bool, rng: random.Random
-) -> Mark:
+def _point_in(size: Size, zone: str, radius: float, crowded: bool, rng: random.Random) -> tuple[float, float]:
+    """A centre in the zone, so that shapes in different zones do not touch."""
     width, height = size
     u, v = ZONES[zone]
     if crowded or zone == "middle":
@@ -107,13 +107,17 @@ def _in_zone(
         slack_x, slack_y = 0.8 * (width / 4 - radius), 0.8 * (height / 4 - radius)
     x = u * width + rng.uniform(-slack_x, slack_x)
     y = v * height + rng.uniform(-slack_y, slack_y)
-    return _mark(name, x, y, radius, zone, rng)
+    return x, y
 
 
 def _mark(
-    name: tuple[str, str], x: float, y: float, radius: float, zone: str | None, rng: random.Random
+    name: tuple[str, str],
+    place: tuple[float, float, float],
+    zone: str | None,
+    rng: random.Random,
 ) -> Mark:
     colour, shape = name
+    x, y, radius = place
     tilt = rng.uniform(-0.12, 0.12)
     return Mark(shape, colour, shade(colour, rng), x, y, radius, tilt, zone)
 
@@ -132,8 +136,7 @@ def number(size: Size, digits: str, rng: random.Random) -> Picture:
     y = rng.uniform(0.85 * radius, height - 0.85 * radius)
     start = x - pitch * (len(digits) - 1) / 2
     marks = tuple(
-        Mark(digit, colour, rgb, start + index * pitch, y, radius)
-        for index, digit in enumerate(digits)
+        Mark(digit, colour, rgb, start + index * pitch, y, radius) for index, digit in enumerate(digits)
     )
     return blank(size, {colour}, rng).with_marks(marks)
 
@@ -152,12 +155,10 @@ def moving(size: Size, way: str, frame_count: int, rng: random.Random) -> tuple[
         stops.reverse()
     other_length = height if across else width
     other = rng.uniform(radius + 1, other_length - radius - 1)
-    first = _mark(random_name(rng), 0.0, 0.0, radius, None, rng)
+    first = _mark(random_name(rng), (0.0, 0.0, radius), None, rng)
     stage = blank(size, {first.colour}, rng)
     points = [(stop, other) if across else (other, stop) for stop in stops]
-    return tuple(
-        _frame(stage, replace(first, x=x, y=y), index) for index, (x, y) in enumerate(points)
-    )
+    return tuple(_frame(stage, replace(first, x=x, y=y), index) for index, (x, y) in enumerate(points))
 
 
 def changing(size: Size, colours: list[str], rng: random.Random) -> tuple[Picture, ...]:
@@ -168,7 +169,7 @@ def changing(size: Size, colours: list[str], rng: random.Random) -> tuple[Pictur
     y = rng.uniform(radius + 1, height - radius - 1)
     shape = rng.choice(SHAPES)
     stage = blank(size, set(colours), rng)
-    marks = [_mark((colour, shape), x, y, radius, None, rng) for colour in colours]
+    marks = [_mark((colour, shape), (x, y, radius), None, rng) for colour in colours]
     return tuple(_frame(stage, marks[index // 2], index) for index in range(2 * len(colours)))
 
 

@@ -39,18 +39,12 @@ def save_snapshot(
     (folder / "progress.json").write_text(progress_text + "\n", encoding="utf-8")
 
 
-def load_snapshot(
-    folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer
-) -> Progress | None:
+def load_snapshot(folder: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
     path = folder / "snapshot.safetensors"
     if not path.exists():
         return None
     tensors = load_file(path)
-    own = {
-        name.removeprefix("model."): value
-        for name, value in tensors.items()
-        if name.startswith("model.")
-    }
+    own = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     with torch.no_grad():
         for name, parameter in _named(module).items():
             parameter.copy_(own[name])
