@@ -50,8 +50,7 @@ def run(settings: DecoderSettings) -> int:
     torch.set_num_threads(settings.torch_threads or available_cores())
     servicer = DecoderServicer()
     register = partial(decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
-    build_it = partial(build, settings, servicer)
-    return run_process(settings, "lenspair-decoder", SERVICE_NAME, register, build_it)
+    return run_process(settings, SERVICE_NAME, register, partial(build, settings, servicer))
 
 
 def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:

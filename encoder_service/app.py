@@ -17,22 +17,16 @@ from encoder_service.servicer import EncoderServicer
 from encoder_service.settings import EncoderSettings
 from encoder_service.vision_model import VisionModel
 from encoder_service.worker import Worker
-from shared import telemetry
 from shared.batching import BatchLimits
-from shared.checkpoint import CheckpointError, choose_placement, open_checkpoint
+from shared.checkpoint import choose_placement, open_checkpoint
 from shared.cpu import available_cores
-from shared.errors import InvalidMediaSettings, StoreUnavailable
 from shared.features.key import namespace
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
-from shared.rpc.server import RpcServer
-from shared.store.redis_connection import InvalidStoreUrl
-from shared.store.redis_features import open_feature_store
+from shared.rpc.process import run_process
+from shared.store.open_store import open_store
 from shared.store.store import FeatureStore
 
 SERVICE_NAME = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
-_PING_AGAIN_SECONDS = 1.0
-# What an operator can mend; the message says it all.
-_CANNOT_START = (CheckpointError, InvalidMediaSettings, InvalidStoreUrl, OSError)
 
 _log = structlog.get_logger("lenspair.encoder")
 
@@ -46,6 +40,10 @@ class Encoder:
     intake: Intake
     store: FeatureStore
 
+    async def run(self) -> None:
+        """Serves the queue."""
+        await self.worker.run()
+
     async def close(self) -> None:
         """Closes what works first, and what it works on last."""
         await self.service.close()
@@ -57,49 +55,13 @@ class Encoder:
 def run(settings: EncoderSettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status of the process."""
     torch.set_num_threads(settings.torch_threads or available_cores())
-    observers = telemetry.set_up(settings, "lenspair-encoder")
-    status = 0
-    try:
-        asyncio.run(_serve(settings))
-    except* _CANNOT_START as problems:
-        for problem in problems.exceptions:
-            _log.error("the encoder can't start", cause=str(problem))
-        status = 1
-    except* Exception:  # noqa: BLE001  whatever ends the encoder is logged in the form of its other lines
-        _log.exception("the encoder ends")
-        status = 1
-    finally:
-        observers.shutdown()
-    return status
-
-
-async def _serve(settings: EncoderSettings) -> None:
-    """Heeds signals from the first moment on; ends with an error when the work does."""
-    server = RpcServer(settings, [SERVICE_NAME])
-    async with asyncio.TaskGroup() as tasks:
-        work = tasks.create_task(_work(settings, server))
-        await server.run_until_signal()
-        work.cancel()
-
-
-async def _work(settings: EncoderSettings, server: RpcServer) -> None:
-    """Answers health checks, loads the model, opens the doors, and serves the queue until cancelled."""
     servicer = EncoderServicer()
-    server.add(partial(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer))
-    await server.start()
-    encoder = await asyncio.to_thread(build, settings)
-    servicer.use(encoder.service)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(encoder.worker.run())
-            await _reach(encoder.store)
-            await server.set_serving()
-    finally:
-        await encoder.close()
+    register = partial(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, servicer)
+    return run_process(settings, SERVICE_NAME, register, partial(build, settings, servicer))
 
 
-def build(settings: EncoderSettings) -> Encoder:
-    """Loads the model, runs it once, and puts the parts together."""
+def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
+    """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     preprocessor = ImagePreprocessor.open(checkpoint.path)
@@ -123,6 +85,7 @@ def build(settings: EncoderSettings) -> Encoder:
         policy=policy,
         namespace=namespace([*fields, *model.namespace_fields()]),
     )
+    servicer.use(service)
     return Encoder(service, worker, intake, store)
 
 
@@ -154,31 +117,8 @@ def batch_limits(settings: EncoderSettings) -> BatchLimits:
     )
 
 
-def open_store(settings: EncoderSettings, fingerprint: str) -> FeatureStore:
-    secret = settings.store_key
-    return open_feature_store(
-        url=settings.store_url.get_secret_value(),
-        fingerprint=fingerprint,
-        ttl_seconds=settings.store_ttl_seconds,
-        timeout_seconds=settings.store_timeout_seconds,
-        connections=settings.store_connections,
-        chunk_bytes=settings.store_chunk_bytes,
-        store_key=None if secret is None else secret.get_secret_value().encode(),
-    )
-
-
 def _warm_up(preprocessor: ImagePreprocessor, model: VisionModel, policy: PixelPolicy) -> None:
     """Sends one picture through, so that no caller pays for what is made on first use."""
     load_codecs()
     picture = Image.new("RGB", (64, 64))
     model.encode([preprocessor.patches(picture, policy.resolve(RequestedSettings()))])
-
-
-async def _reach(store: FeatureStore) -> None:
-    """Waits for the store: health says NOT_SERVING until then."""
-    while True:
-        try:
-            return await store.ping()
-        except StoreUnavailable as error:
-            _log.warning("the store does not answer; trying again", cause=error.message)
-            await asyncio.sleep(_PING_AGAIN_SECONDS)

@@ -1,21 +1,25 @@
-"""One service as a process: load it, reach the store, serve, drain; knows no service."""
+"""One service as a process: answer health checks, load, reach the store, serve, drain; knows no service."""
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc.aio
 import structlog
 
 from shared import telemetry
 from shared.checkpoint import CheckpointError
-from shared.errors import StoreUnavailable
+from shared.errors import LenspairError, StoreUnavailable
 from shared.rpc.server import RpcServer
 from shared.settings import SharedSettings
+from shared.store.redis_connection import InvalidStoreUrl
 from shared.store.store import FeatureStore
 
 _PING_AGAIN_SECONDS = 1.0
+# What an operator can mend; the message says it all.
+_CANNOT_START = (CheckpointError, LenspairError, InvalidStoreUrl, OSError)
+
+_log = structlog.get_logger("lenspair.process")
 
 
 class Service(Protocol):
@@ -34,7 +38,6 @@ class Service(Protocol):
 
 def run_process(
     settings: SharedSettings,
-    name: str,
     service_name: str,
     register: Callable[[grpc.aio.Server], None],
     build: Callable[[], Service],
@@ -43,53 +46,57 @@ def run_process(
 
     Health checks are answered from the start, with NOT_SERVING until `build` (called on another thread)
     has returned and the store has answered; calls of the servicer that `register` adds are refused until
-    then. `name` is that of logs and traces.
+    then.
     """
-    observers = telemetry.set_up(settings, name)
-    log = structlog.get_logger(name)
+    observers = telemetry.set_up(settings, service_name)
+    status = 0
     try:
-        server_of = partial(RpcServer, settings, [service_name])
-        asyncio.run(_serve(server_of, register, build, log))
-    except CheckpointError as error:
-        log.error("the checkpoint can't be served", cause=str(error))  # noqa: TRY400  the text says it all
-        return 1
-    except Exception:
-        log.exception("the process ends")
-        return 1
+        asyncio.run(_serve(settings, service_name, register, build))
+    except* _CANNOT_START as problems:
+        for problem in problems.exceptions:
+            _log.error("the process can't start", cause=str(problem))
+        status = 1
+    except* Exception:  # noqa: BLE001  whatever ends the process is logged in the form of its other lines
+        _log.exception("the process ends")
+        status = 1
     finally:
         observers.shutdown()
-    return 0
+    return status
 
 
 async def _serve(
-    server_of: Callable[[], RpcServer],
+    settings: SharedSettings,
+    service_name: str,
     register: Callable[[grpc.aio.Server], None],
     build: Callable[[], Service],
-    log: Any,
 ) -> None:
-    server = server_of()
+    """Heeds signals from the first moment on; ends with an error when the work does."""
+    server = RpcServer(settings, [service_name])
     server.add(register)
+    async with asyncio.TaskGroup() as tasks:
+        work = tasks.create_task(_work(server, build))
+        await server.run_until_signal()
+        work.cancel()
+
+
+async def _work(server: RpcServer, build: Callable[[], Service]) -> None:
+    """Loads the model, opens the doors, and runs the background loop until cancelled."""
     await server.start()
-    try:
-        service = await asyncio.to_thread(build)
-    except BaseException:
-        await server.drain(notice_seconds=0, grace_seconds=0)
-        raise
+    service = await asyncio.to_thread(build)
     try:
         async with asyncio.TaskGroup() as tasks:
-            loop = tasks.create_task(service.run())
-            await _reach(service.store, log)
+            tasks.create_task(service.run())
+            await _reach(service.store)
             await server.set_serving()
-            await server.run_until_signal()
-            loop.cancel()
     finally:
         await service.close()
 
 
-async def _reach(store: FeatureStore, log: Any) -> None:
+async def _reach(store: FeatureStore) -> None:
+    """Waits for the store: health says NOT_SERVING until then."""
     while True:
         try:
             return await store.ping()
         except StoreUnavailable as error:
-            log.warning("the store does not answer; trying again", cause=error.message)
+            _log.warning("the store does not answer; trying again", cause=error.message)
             await asyncio.sleep(_PING_AGAIN_SECONDS)

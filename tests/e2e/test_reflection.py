@@ -2,14 +2,18 @@
 
 import json
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from demo.pair import Pair
 
+BUF = Path(sys.executable).with_name("buf")
+
 
 def _buf_curl(*arguments: str) -> str:
-    command = ["buf", "curl", "--protocol", "grpc", "--http2-prior-knowledge", *arguments]
+    command = [str(BUF), "curl", "--protocol", "grpc", "--http2-prior-knowledge", *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
