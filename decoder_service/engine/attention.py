@@ -42,13 +42,14 @@ class PackedPlan:
     sequences: tuple[PackedSequence, ...]
 
 
-def plan_sequence(begin: int, count: int, slots: torch.Tensor) -> PackedSequence:
-    """The part of a sequence that has `count` rows from row `begin` on, and `slots` up to the last."""
-    past = slots.shape[0] - count
+def plan_sequence(begin: int, end: int, slots: torch.Tensor) -> PackedSequence:
+    """The part of a sequence that has the rows `[begin, end)`, and `slots` up to its last one."""
+    rows = end - begin
+    past = slots.shape[0] - rows
     mask = None
-    if count > 1 and past > 0:
-        mask = torch.ones(count, past + count, dtype=torch.bool, device=slots.device).tril(past)
-    return PackedSequence(begin, begin + count, slots, mask)
+    if rows > 1 and past > 0:
+        mask = torch.ones(rows, past + rows, dtype=torch.bool, device=slots.device).tril(past)
+    return PackedSequence(begin, end, slots, mask)
 
 
 def packed_attention(

@@ -106,13 +106,14 @@ class EngineLoop:
         await asyncio.to_thread(self._runner.check, request)
         self._check_room(sequence)
         live = self._submit(sequence, request, timings)
+        del request  # its features go when they are in the cache, long before the answer is complete
         output = None
         try:
             while output is None or output.finish is None:
                 output = await live.next_output()
                 yield output
         finally:
-            self._leave(request.request_id)
+            self._leave(sequence.request_id)
 
     def stats(self) -> EngineStats:
         """How busy the engine is."""

@@ -1,15 +1,15 @@
 """Runs one step on the model: packs rows, places features, samples; decides nothing about who runs."""
 
-import itertools
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
 from decoder_service.engine.attention import PackedPlan, plan_sequence
 from decoder_service.engine.checks import check_request
-from decoder_service.engine.engine import GenerationRequest
+from decoder_service.engine.engine import GenerationRequest, Sampling
 from decoder_service.engine.kv_pool import KVPool, slots_of
 from decoder_service.engine.language_model import LanguageModel
 from decoder_service.engine.sampling import Choice, SamplingRow, choose
@@ -30,36 +30,55 @@ class _VisualSpan:
 class _Inputs:
     """What the model needs of one open request.
 
-    `positions` `[4, prompt tokens]` are place in the sequence, temporal, height and width. `slots` are the
-    places in the cache of all tokens that the request may come to have. `stops` are tokens that are not
-    chosen before `min_output_tokens`.
+    `positions` `[4, prompt tokens]` are place in the sequence, temporal, height and width. `forbidden`
+    tokens are not chosen before `min_output_tokens`. `slots` are the places in the cache of all tokens that
+    the request may come to have.
     """
 
-    request: GenerationRequest
-    stops: frozenset[int]
     positions: torch.Tensor
+    next_position: int
     spans: tuple[_VisualSpan, ...]
+    sampling: Sampling
     seed: int
+    forbidden: frozenset[int]
+    min_output_tokens: int
     slots: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, request: GenerationRequest, vocab_size: int) -> Self:
+        prompt, sampling, limits = request.prompt, request.sampling, request.limits
+        axes = torch.tensor(prompt.positions, dtype=torch.long).reshape(-1, 3).T
+        return cls(
+            positions=torch.cat([torch.arange(len(prompt.token_ids))[None], axes]),
+            next_position=prompt.next_position,
+            spans=tuple(_visual_spans(request)),
+            sampling=sampling,
+            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+            forbidden=frozenset(each for each in limits.stop_token_ids if 0 <= each < vocab_size),
+            min_output_tokens=limits.min_output_tokens,
+        )
 
     def positions_of(self, chunk: Chunk) -> torch.Tensor:
         """`[4, chunk tokens]`; generated tokens stand at one place on all three axes."""
-        prompt = self.request.prompt
-        length = len(prompt.token_ids)
+        length = self.positions.shape[1]
         if chunk.end <= length:
             return self.positions[:, chunk.start : chunk.end]
         places = torch.arange(max(chunk.start, length), chunk.end)
-        axes = (places + (prompt.next_position - length)).expand(3, -1)
+        axes = (places + (self.next_position - length)).expand(3, -1)
         generated = torch.cat([places[None], axes])
         return torch.cat([self.positions[:, chunk.start :], generated], dim=1)
 
+    def sampling_row(self, output_index: int) -> SamplingRow:
+        forbidden = self.forbidden if output_index < self.min_output_tokens else frozenset()
+        return SamplingRow(self.sampling, self.seed, output_index, forbidden)
+
     def visual_rows(self, chunk: Chunk) -> Iterator[tuple[int, torch.Tensor]]:
-        """(place in the chunk, features from there on) for each stretch of visual tokens in a chunk."""
+        """(row, features from there on) for each stretch of visual tokens in a chunk."""
         for span in self.spans:
             start, end = max(span.start, chunk.start), min(span.end, chunk.end)
             if start < end:
                 first = span.first_row + start - span.start
-                yield start - chunk.start, span.features[first : first + end - start]
+                yield chunk.row + start - chunk.start, span.features[first : first + end - start]
 
 
 class ModelRunner:
@@ -76,16 +95,7 @@ class ModelRunner:
 
     def open(self, request: GenerationRequest) -> None:
         """Takes a request's inputs; steps may name it until it is closed."""
-        prompt = request.prompt
-        axes = torch.tensor(prompt.positions, dtype=torch.long).reshape(-1, 3).T
-        seed = request.sampling.seed
-        self._inputs[request.request_id] = _Inputs(
-            request=request,
-            stops=frozenset(filter(self._is_token, request.limits.stop_token_ids)),
-            positions=torch.cat([torch.arange(len(prompt.token_ids))[None], axes]),
-            spans=tuple(_visual_spans(request)),
-            seed=secrets.randbits(63) if seed is None else seed,
-        )
+        self._inputs[request.request_id] = _Inputs.of(request, self._model.vocab_size)
 
     def close(self, request_id: str) -> None:
         """Forgets a request's inputs; unknown ids are fine."""
@@ -95,12 +105,13 @@ class ModelRunner:
     def run(self, step: Step) -> dict[str, Choice]:
         """Computes a step's tokens, and chooses the next one of each chunk that samples."""
         hidden = self._forward(step)
-        ends = itertools.accumulate(len(chunk.token_ids) for chunk in step.chunks)
-        rows = [end - 1 for chunk, end in zip(step.chunks, ends, strict=True) if chunk.samples]
-        if not rows:
-            return {}
         sampling = [chunk for chunk in step.chunks if chunk.samples]
-        choices = choose(self._model.logits(hidden[rows]), [self._sampling_row(each) for each in sampling])
+        if not sampling:
+            return {}
+        logits = self._model.logits(hidden[[chunk.row_end - 1 for chunk in sampling]])
+        choices = choose(logits, [self._of(each).sampling_row(each.output_index) for each in sampling])
+        for chunk in sampling:
+            self._of(chunk).spans = ()  # the prompt is in the cache: let go of its features
         return {chunk.request_id: choice for chunk, choice in zip(sampling, choices, strict=True)}
 
     def _forward(self, step: Step) -> torch.Tensor:
@@ -117,12 +128,10 @@ class ModelRunner:
         """Writes the main features over their rows of `embeds`; gives the mask and the other levels."""
         mask = torch.zeros(len(embeds), dtype=torch.bool)
         stretches = []
-        begin = 0
         for chunk in step.chunks:
-            for place, features in self._of(chunk).visual_rows(chunk):
-                mask[begin + place : begin + place + len(features)] = True
+            for row, features in self._of(chunk).visual_rows(chunk):
+                mask[row : row + len(features)] = True
                 stretches.append(features)
-            begin += len(chunk.token_ids)
         if not stretches:
             return None, None
         features = torch.cat(stretches).to(embeds.device, embeds.dtype)
@@ -133,16 +142,11 @@ class ModelRunner:
 
     def _plan(self, step: Step) -> PackedPlan:
         write_slots, sequences = [], []
-        begin = 0
         for chunk in step.chunks:
             slots = self._slots(chunk)
             write_slots.append(slots[chunk.start : chunk.end])
-            sequences.append(plan_sequence(begin, len(chunk.token_ids), slots[: chunk.end]))
-            begin += len(chunk.token_ids)
+            sequences.append(plan_sequence(chunk.row, chunk.row_end, slots[: chunk.end]))
         return PackedPlan(self._pool, torch.cat(write_slots), tuple(sequences))
-
-    def _is_token(self, token_id: int) -> bool:
-        return 0 <= token_id < self._model.vocab_size
 
     def _of(self, chunk: Chunk) -> _Inputs:
         return self._inputs[chunk.request_id]
@@ -152,12 +156,6 @@ class ModelRunner:
         if inputs.slots is None:
             inputs.slots = slots_of(chunk.block_table, self._pool.device)
         return inputs.slots
-
-    def _sampling_row(self, chunk: Chunk) -> SamplingRow:
-        inputs = self._of(chunk)
-        must_go_on = chunk.output_index < inputs.request.limits.min_output_tokens
-        forbidden = inputs.stops if must_go_on else frozenset()
-        return SamplingRow(inputs.request.sampling, inputs.seed, chunk.output_index, forbidden)
 
 
 def _visual_spans(request: GenerationRequest) -> Iterator[_VisualSpan]:

@@ -31,13 +31,14 @@ from decoder_service.engine.sequence import Finish, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The tokens `[start, start + len(token_ids))` of one sequence, to be computed in one step.
+    """The tokens `[start, end)` of one sequence, to be computed in one step.
 
-    `samples` is True when they are the last ones known, so that the model's output at the last of them is
+    They are the rows `[row, row_end)` of the packed row. `samples` is True when they are the last ones known, so that the model's output at the last of them is
     the answer's token number `output_index`. `block_table` is the sequence's own list.
     """
 
     request_id: str
+    row: int
     start: int
     token_ids: tuple[int, ...]
     samples: bool
@@ -47,6 +48,10 @@ class Chunk:
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def row_end(self) -> int:
+        return self.row + len(self.token_ids)
 
     @property
     def is_decode(self) -> bool:
@@ -62,7 +67,7 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        return self.chunks[-1].row_end if self.chunks else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +154,13 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """The next step; empty when there is no work."""
-        budget = self._limits.max_batch_tokens
         chunks: list[Chunk] = []
+        row, rows = 0, self._limits.max_batch_tokens
         for sequence in sorted(self._running.values(), key=lambda sequence: not sequence.is_decoding):
-            if budget == 0:
+            if row == rows:
                 break
-            chunks.append(_next_chunk(sequence, budget))
-            budget -= len(chunks[-1].token_ids)
+            chunks.append(_next_chunk(sequence, row, rows - row))
+            row = chunks[-1].row_end
         return Step(tuple(chunks))
 
     def advance(self, step: Step, tokens: Mapping[str, int]) -> list[Advance]:
@@ -194,11 +199,12 @@ class Scheduler:
         return has_place and self._blocks.can_allocate(sequence.max_tokens)
 
 
-def _next_chunk(sequence: Sequence, budget: int) -> Chunk:
+def _next_chunk(sequence: Sequence, row: int, budget: int) -> Chunk:
     start = sequence.num_computed
     count = min(budget, sequence.num_pending)
     return Chunk(
         request_id=sequence.request_id,
+        row=row,
         start=start,
         token_ids=tuple(sequence.token_ids[start : start + count]),
         samples=count == sequence.num_pending,

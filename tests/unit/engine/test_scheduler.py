@@ -242,6 +242,8 @@ class Scheduling(RuleBasedStateMachine):
         step = self.subject.schedule()
         assert step.num_tokens <= self.TOKENS
         assert bool(step.chunks) == bool(self.live)
+        ends = [0, *(chunk.row_end for chunk in step.chunks)]
+        assert [chunk.row for chunk in step.chunks] == ends[:-1]
         for chunk in step.chunks:
             self._check_chunk(chunk.request_id, chunk.start, chunk.end, chunk.samples)
         for end in advance(self.subject, step, STOP if stops else PLAIN):
