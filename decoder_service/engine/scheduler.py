@@ -31,9 +31,9 @@ from decoder_service.engine.sequence import Finish, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The tokens `[start, end)` of one sequence, to be computed in one step.
+    """The tokens `[start, end)` of one sequence, computed in the rows `[row, row_end)` of one step.
 
-    They are the rows `[row, row_end)` of the packed row. `samples` is True when they are the last ones known, so that the model's output at the last of them is
+    `samples` is True when they are the last ones known, so that the model's output at the last of them is
     the answer's token number `output_index`. `block_table` is the sequence's own list.
     """
 
