@@ -72,7 +72,7 @@ class Shape:
 SHAPES: dict[Size, Shape] = {
     "small": Shape(128, 4, 4, 32, 6, (1, 2, 4)),
     "medium": Shape(512, 12, 8, 64, 12, (2, 5, 8)),
-    "big": Shape(1024, 5, 16, 64, 12, (2, 5, 8)),
+    "big": Shape(1024, 8, 16, 64, 24, (2, 5, 8)),
 }
 
 

@@ -6,12 +6,13 @@ import structlog
 import torch
 
 from decoder_service.byte_budget import ByteBudget
+from decoder_service.engine.engine import GenerationRequest, Limits, Prompt, Sampling
 from decoder_service.engine.kv_cache import BLOCK_TOKENS, BlockManager
 from decoder_service.engine.kv_pool import KVPool
 from decoder_service.engine.language_model import LanguageModel, open_language_model
 from decoder_service.engine.loop import EngineLoop
 from decoder_service.engine.model_runner import ModelRunner
-from decoder_service.engine.scheduler import BatchLimits, Scheduler
+from decoder_service.engine.scheduler import BatchLimits, Chunk, Scheduler, Step
 from decoder_service.feature_reader import FeatureReader, FeatureShape
 from decoder_service.prompt import PromptBuilder
 from decoder_service.service import DecoderService
@@ -84,11 +85,23 @@ def build_engine(model: LanguageModel, settings: DecoderSettings) -> EngineLoop:
         max_waiting=settings.max_waiting,
     )
     _log.info("cache made", tokens=num_blocks * BLOCK_TOKENS, mode=settings.mode)
+    runner = ModelRunner(model, pool)
+    _warm_up(runner)
     return EngineLoop(
-        ModelRunner(model, pool),
+        runner,
         Scheduler(BlockManager(num_blocks), limits),
         context_tokens=settings.max_context_tokens or model.context_tokens,
     )
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    """Runs one step, so that no caller pays for what is made on first use."""
+    prompt = Prompt(token_ids=(0, 0), positions=((0, 0, 0), (1, 1, 1)), next_position=2)
+    name = "warm-up"
+    runner.open(GenerationRequest(name, prompt, (), Sampling(), Limits(max_output_tokens=1)))
+    first = Chunk(name, start=0, token_ids=(0, 0), row=0, samples=True, output_index=0, block_table=[0])
+    runner.run(Step((first,)))
+    runner.close(name)
 
 
 def task_limits(settings: DecoderSettings) -> TaskLimits:

@@ -141,8 +141,8 @@ class EngineLoop:
             )
 
     def _submit(self, sequence: Sequence, request: GenerationRequest, timings: RequestTimings) -> _Live:
-        live = self._live[request.request_id] = _Live(timings)
         self._scheduler.add(sequence)
+        live = self._live[request.request_id] = _Live(timings)
         self._unopened[request.request_id] = request
         self._wake.set()
         metrics.observe_stats(self.stats())

@@ -14,9 +14,10 @@ import pytest
 from bench.generated_checkpoint import write_generated_checkpoint
 from demo.pair import Pair
 
+# What each service has imported once it serves.
 IMPORTS = {
-    "encoder": ["encoder_service.app"],
-    "decoder": ["decoder_service.app"],
+    "encoder": "import encoder_service.app; encoder_service.app.load_codecs()",
+    "decoder": "import decoder_service.app",
 }
 
 
@@ -44,9 +45,9 @@ def _resident(pid: int) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def _idle_resident(modules: list[str]) -> int:
-    """The memory of a process that has imported `modules` and does nothing."""
-    code = f"import {', '.join(modules)}; print('ready', flush=True); input()"
+def _idle_resident(imports: str) -> int:
+    """The memory of a process that has imported the same and does nothing."""
+    code = f"{imports}; print('ready', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
