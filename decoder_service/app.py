@@ -70,7 +70,8 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
         PromptBuilder.open(checkpoint),
         engine,
         task_limits(settings),
-        ByteBudget(settings.max_pending_feature_bytes),
+        ByteBudget(settings.max_pending_feature_bytes, max_waiting=settings.max_waiting),
+        model_name=checkpoint.path.name,
     )
     servicer.use(service)
     return Decoder(engine, store)

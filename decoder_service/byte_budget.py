@@ -1,19 +1,25 @@
-"""A bound on bytes that are held at the same time; first come, first served."""
+"""A bound on bytes that are held at the same time; first come, first served, in a line of limited length."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from shared.errors import QueueFull
+
+RETRY_AFTER_SECONDS = 1.0
+
 
 class ByteBudget:
     """Callers hold bytes up to `limit` together; who asks for more than is free waits in line.
 
-    A single demand above the limit is served alone: it could never be served otherwise.
+    A single demand above the limit is served alone: it could never be served otherwise. `max_waiting`
+    callers wait at the most.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, max_waiting: int) -> None:
         self._limit = limit
+        self._max_waiting = max_waiting
         self._held = 0
         self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -23,7 +29,11 @@ class ByteBudget:
 
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
-        """Waits until `size` bytes are free and holds them until the block ends."""
+        """Waits until `size` bytes are free and holds them until the block ends.
+
+        Raises:
+            QueueFull: the line is full.
+        """
         await self._acquire(size)
         try:
             yield
@@ -34,6 +44,11 @@ class ByteBudget:
         if not self._line and self._fits(size):
             self._held += size
             return
+        if len(self._line) >= self._max_waiting:
+            raise QueueFull(
+                f"{len(self._line)} requests wait for their features already",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append((size, turn))
         try:

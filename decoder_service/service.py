@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
-from opentelemetry import trace
-
 from decoder_service.answer import Answer, Ending, Piece
 from decoder_service.byte_budget import ByteBudget
 from decoder_service.engine.engine import (
@@ -20,13 +18,12 @@ from decoder_service.engine.engine import (
     TokenOutput,
 )
 from decoder_service.feature_reader import FeatureReader, NamedKey
+from decoder_service.observation import Generation, stage
 from decoder_service.prompt import FeaturePart, PromptBuilder, TextPart, Turn
 from decoder_service.task import Task, TaskLimits, check_task
 from shared.errors import PromptTooLong
 from shared.features.bundle import FeatureBundle
 from shared.features.manifest import Manifest
-
-_TRACER = trace.get_tracer("lenspair.decoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,8 @@ class TokenCount:
 class DecoderService:
     """Answers questions about stored features.
 
-    `feature_budget` bounds the bytes of tensors that were fetched and wait for their first token.
+    `feature_budget` bounds the bytes of tensors that were fetched and wait for their first token;
+    `model_name` is what traces call the model.
     """
 
     def __init__(
@@ -51,12 +49,15 @@ class DecoderService:
         engine: Engine,
         limits: TaskLimits,
         feature_budget: ByteBudget,
+        *,
+        model_name: str,
     ) -> None:
         self._reader = reader
         self._prompts = prompts
         self._engine = engine
         self._limits = limits
         self._feature_budget = feature_budget
+        self._model_name = model_name
         self._numbers = itertools.count(1)
 
     async def answer(self, task: Task, tenant: str) -> AsyncGenerator[Piece | Ending, None]:
@@ -72,13 +73,17 @@ class DecoderService:
         limits = self._engine_limits(task, prompt)
         answer = Answer(self._prompts.detokenizer(task.stop_sequences), task.continuation)
         timings = RequestTimings()
-        if not answer.finish:
-            async with aclosing(self._outputs(task, prompt, limits, manifests, timings)) as outputs:
-                async for output in outputs:
-                    yield answer.add(output)
-                    if answer.finish:
-                        break
-        yield answer.ending(prompt, timings, arrived)
+        generation = Generation(self._model_name, prompt, task.sampling, limits)
+        with generation.recorded():
+            if not answer.finish:
+                async with aclosing(self._outputs(task, prompt, limits, manifests, timings)) as outputs:
+                    async for output in outputs:
+                        yield answer.add(output)
+                        if answer.finish:
+                            break
+            ending = answer.ending(prompt, timings, arrived)
+            generation.finish(ending)
+        yield ending
 
     async def count_tokens(self, turns: Sequence[Turn], tenant: str) -> TokenCount:
         """How long a prompt is. Reads manifests only, and computes nothing."""
@@ -92,7 +97,7 @@ class DecoderService:
             for j, part in enumerate(turn.parts)
             if isinstance(part, FeaturePart)
         ]
-        with _TRACER.start_as_current_span("decode.look_up"):
+        with stage("look_up"):
             return await self._reader.look_up(names, tenant)
 
     async def _build(self, turns: Sequence[Turn], manifests: Mapping[str, Manifest]) -> Prompt:
@@ -104,7 +109,7 @@ class DecoderService:
             raise PromptTooLong(
                 f"the turns have {characters} characters, the limit is {most}", field="task.turns"
             )
-        with _TRACER.start_as_current_span("decode.prompt"):
+        with stage("prompt"):
             return await asyncio.to_thread(self._prompts.build, turns, manifests)
 
     def _engine_limits(self, task: Task, prompt: Prompt) -> Limits:
@@ -155,7 +160,7 @@ class DecoderService:
         self, turns: Sequence[Turn], manifests: Mapping[str, Manifest]
     ) -> tuple[FeatureBundle, ...]:
         """The tensors in the order of the prompt."""
-        with _TRACER.start_as_current_span("decode.fetch"):
+        with stage("fetch"):
             bundles = await self._reader.fetch(manifests)
         return tuple(
             bundles[part.key] for turn in turns for part in turn.parts if isinstance(part, FeaturePart)

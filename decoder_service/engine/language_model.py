@@ -60,6 +60,10 @@ class LanguageModel:
             dtype=half.dtype,
         )
 
+    def parameter_names(self) -> list[str]:
+        """The weights in memory, by the checkpoint's names."""
+        return [name for name, _ in self._half.named_parameters()]
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """`[N]` token ids to `[N, hidden_size]`."""
         embedded: torch.Tensor = self._half.model.language_model.embed_tokens(token_ids)

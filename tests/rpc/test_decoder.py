@@ -59,7 +59,8 @@ async def decoder(prompts: PromptBuilder) -> AsyncIterator[Decoder]:
         prompts,
         engine,
         TaskLimits(max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000),
-        ByteBudget(1024 * 1024),
+        ByteBudget(1024 * 1024, max_waiting=8),
+        model_name="scripted",
     )
     servicer = DecoderServicer()
     servicer.use(service)
