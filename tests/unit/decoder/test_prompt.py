@@ -135,7 +135,6 @@ def rope_index() -> Any:
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-@pytest.mark.filterwarnings("default")
 def test_tokens_and_positions_are_the_reference_s(
     builder: PromptBuilder, processor: Any, rope_index: Any, name: str
 ) -> None:

@@ -15,8 +15,6 @@ from shared.errors import FeatureRevisionMismatch, InvalidRequest
 from tests.unit.engine.fake_runner import collect
 from tests.unit.engine.reference import OUTPUT_TOKENS, Question, Reference
 
-pytestmark = pytest.mark.filterwarnings("default")
-
 QUESTIONS = [
     Question((), "hello"),
     Question(("square",), "what is this?"),
