@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 _SIZES = ((64, 64), (96, 96), (160, 192), (128, 64), (256, 256), (200, 120), (100, 250), (224, 224))
+# Mostly such as have many answers: equal short answers prove little.
 _QUESTIONS = (
-    "What colour is the shape?",
-    "What shape is this?",
     "Describe the picture.",
+    "What is in the picture?",
+    "What do you see?",
     "How many shapes are there?",
     "Where is the circle?",
 )
