@@ -46,12 +46,16 @@ async def main(port_file: str, marker: str, grace_seconds: str) -> None:
         settings(port_file=Path(port_file), drain_grace_seconds=float(grace_seconds)), [SERVICE]
     )
     server.add(behaviours.register)
-    await server.start()
-    async with asyncio.TaskGroup() as tasks:
-        loop = tasks.create_task(behaviours.run())
+
+    async def work() -> None:
+        await server.start()
         await server.set_serving()
+        await behaviours.run()
+
+    async with asyncio.TaskGroup() as tasks:
+        working = tasks.create_task(work())
         await server.run_until_signal()
-        loop.cancel()
+        working.cancel()
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ async def test_a_caller_who_does_not_read_is_cut_off_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "at_most"), [(None, 5.0), (0.4, 0.4), (3600.0, 7.0)], ids=["default", "given", "longest"]
+    ("given", "at_most"), [(None, 5.0), (3.0, 3.0), (3600.0, 7.0)], ids=["default", "given", "longest"]
 )
 async def test_handlers_see_what_remains(given: float | None, at_most: float) -> None:
     """R13: every step below gets less."""
@@ -141,8 +141,8 @@ async def test_handlers_see_what_remains(given: float | None, at_most: float) ->
     async with running(Behaviours(on_call=note), **limits) as server:
         await server.unary("Answer", seconds=given)
     first, second = seen
-    assert at_most - 0.3 < first <= at_most
-    assert first - 0.2 < second <= first - 0.019
+    assert at_most - 1.5 < first <= at_most
+    assert 0 < second <= first - 0.019
 
 
 async def test_the_tenant_is_the_one_in_the_metadata() -> None:
