@@ -141,7 +141,8 @@ async def test_handlers_see_what_remains(given: float | None, at_most: float) ->
     async with running(Behaviours(on_call=note), **limits) as server:
         await server.unary("Answer", seconds=given)
     first, second = seen
-    assert at_most - 1.5 < first <= at_most
+    # On the wire a deadline is rounded up to a few digits.
+    assert at_most - 1.5 < first <= at_most + 0.05
     assert 0 < second <= first - 0.019
 
 

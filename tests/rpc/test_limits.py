@@ -70,15 +70,16 @@ async def outlives_idleness(server: Running) -> bool:
         return False
 
 
-async def outlives_pings(allowed_seconds: float) -> list[bool]:
+async def outlives_pings(allowed_seconds: float) -> tuple[bool, bool]:
     """What stays at a server that allows a ping in so many seconds: a silent call, an idle connection."""
     options = {"min_ping_interval_seconds": allowed_seconds}
     async with running(channel_options=PINGS, server_options=options) as server:
-        return await asyncio.gather(outlives_a_silent_call(server), outlives_idleness(server))
+        silent, idle = await asyncio.gather(outlives_a_silent_call(server), outlives_idleness(server))
+    return silent, idle
 
 
 async def test_a_server_bears_the_pings_that_it_allows_and_no_more() -> None:
     """R11: no GOAWAY in silence or idleness; and the option that says so acts."""
     patient, strict = await asyncio.gather(outlives_pings(0.5), outlives_pings(60.0))
-    assert patient == [True, True]
-    assert strict == [False, False]
+    assert patient == (True, True)
+    assert strict == (False, False)
