@@ -16,7 +16,9 @@ from lenspair_client.values import Answer, Feature, Generation, MediaSettings, T
 
 
 class AsyncLenspairClient:
-    """Asks a Lenspair pair, on one event loop. Close it, or use it as an async context manager.
+    """Asks a Lenspair pair, on the event loop that runs when it is made.
+
+    Close it, or use it as an async context manager.
 
     Addresses are `host:port`, or `dns:///host:port` to spread calls over all addresses of a name. An image
     is the bytes of a file or its path. `timeout` is in seconds and holds for the whole method, all calls
