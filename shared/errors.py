@@ -13,6 +13,7 @@
     ├── QueueFull                   try again after `retry_after_seconds`
     ├── StoreFull                   the store refused to take more
     ├── StoreUnavailable            the store does not answer
+    ├── NotReady                    this server still loads its model
     ├── Draining                    this server shuts down
     ├── DeadlineExceeded            the time of the request is used up
     └── NotSupported                in the contract, not served yet
@@ -96,6 +97,10 @@ class StoreFull(LenspairError):
 
 class StoreUnavailable(LenspairError):
     reason = "STORE_UNAVAILABLE"
+
+
+class NotReady(LenspairError):
+    reason = "NOT_READY"
 
 
 class Draining(LenspairError):

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 from grpc_status import rpc_status
 
-from shared.errors import DeadlineExceeded, Draining
+from shared.errors import DeadlineExceeded, Draining, NotReady
 from shared.rpc.call import Call, RunningCalls
 from shared.rpc.observation import UNKNOWN_METHOD, MethodName, count_unknown_method, observed
 from shared.rpc.status import status_of
@@ -164,7 +164,7 @@ async def _write_all(answer: Any, context: Context) -> None:
 
 
 async def _refuse(_requests: Any, _context: Context) -> None:
-    raise Draining("this server does not serve yet; call again")
+    raise NotReady("this server does not serve yet; call again")
 
 
 # Of the widest shape: it fits callers of every kind, and reads nothing.

@@ -18,6 +18,7 @@ from shared.errors import (
     FeatureRevisionMismatch,
     InvalidRequest,
     LenspairError,
+    NotReady,
     NotSupported,
     QueueFull,
     StoreFull,
@@ -28,7 +29,7 @@ DOMAIN = "lenspair"
 INTERNAL_MESSAGE = "internal error of the server; its log has the details"
 
 MESSAGE_BYTES = 400
-METADATA_BYTES = 2000
+METADATA_BYTES = 3200
 VALUE_BYTES = 600
 
 # What the other rooms call a status code.
@@ -41,6 +42,7 @@ _CODES: Mapping[type[BaseException], Code] = {
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StoreFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StoreUnavailable: grpc.StatusCode.UNAVAILABLE,
+    NotReady: grpc.StatusCode.UNAVAILABLE,
     Draining: grpc.StatusCode.UNAVAILABLE,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     NotSupported: grpc.StatusCode.UNIMPLEMENTED,

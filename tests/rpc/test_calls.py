@@ -16,7 +16,7 @@ from tests.rpc.servers import Failure, failure_of, running, settings, texts_of
 from tests.rpc.services import SERVICE, Behaviours, Context, delta
 
 INTERNAL = Failure("INTERNAL", "INTERNAL", "", "internal error of the server; its log has the details")
-DRAINING = ("UNAVAILABLE", "DRAINING")
+NOT_READY = ("UNAVAILABLE", "NOT_READY")
 
 
 async def test_answers_of_every_shape_pass() -> None:
@@ -171,7 +171,7 @@ async def test_before_it_is_ready_a_server_refuses_calls_of_every_shape() -> Non
         ]
         for call in calls:
             failure = await failure_of(call)
-            assert (failure.code, failure.reason) == DRAINING
+            assert (failure.code, failure.reason) == NOT_READY
 
 
 async def test_a_full_queue_sends_its_hint() -> None:
@@ -185,7 +185,7 @@ async def test_services_may_be_added_to_a_running_server() -> None:
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call: Any = channel.unary_unary(f"/{SERVICE}/Answer")
-        assert (await failure_of(call(b""))).reason == "DRAINING"
+        assert (await failure_of(call(b""))).reason == "NOT_READY"
         server.add(Behaviours().register)
         await server.set_serving()
         assert await call(b"")

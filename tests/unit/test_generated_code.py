@@ -12,7 +12,7 @@ FILES = {"encoder": "encoder", "decoder": "decoder", "store": "feature"}
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2])
+    return tuple(int(part) for part in text.split("."))
 
 
 @pytest.mark.parametrize("package", FILES)
