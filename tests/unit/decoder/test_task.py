@@ -14,6 +14,7 @@ LIMITS = TaskLimits(max_output_tokens=100, default_output_tokens=20, max_prompt_
 TASK = Task(turns=(Turn("user", (TextPart("hello"),)),))
 
 
+# G14
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -27,6 +28,7 @@ def test_sampling_in_range(sampling: Sampling) -> None:
     check_task(replace(TASK, sampling=sampling), LIMITS)
 
 
+# G15
 @pytest.mark.parametrize(
     ("sampling", "field"),
     [
@@ -48,6 +50,7 @@ def test_sampling_out_of_range(sampling: Sampling, field: str) -> None:
     assert caught.value.field == field
 
 
+# G16
 @pytest.mark.parametrize("tokens", [0, -1, 101, 2**31 - 1])
 def test_output_lengths_out_of_range(tokens: int) -> None:
     with pytest.raises(InvalidRequest, match="1 to 100") as caught:
