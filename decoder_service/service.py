@@ -143,15 +143,19 @@ class DecoderService:
         size_bytes = sum(manifest.size_bytes for manifest in manifests.values())
         async with AsyncExitStack() as held:
             await held.enter_async_context(self._feature_budget.hold(size_bytes))
-            request = GenerationRequest(
-                request_id=str(next(self._numbers)),
-                prompt=prompt,
-                features=await self._fetch(task.turns, manifests),
-                sampling=task.sampling,
-                limits=limits,
-                continuation=task.continuation,
+            # No name is given to the request: the engine lets go of its tensors as soon as it can.
+            outputs = self._engine.generate(
+                GenerationRequest(
+                    request_id=str(next(self._numbers)),
+                    prompt=prompt,
+                    features=await self._fetch(task.turns, manifests),
+                    sampling=task.sampling,
+                    limits=limits,
+                    continuation=task.continuation,
+                ),
+                timings,
             )
-            async with aclosing(self._engine.generate(request, timings)) as outputs:
+            async with aclosing(outputs):
                 async for output in outputs:
                     await held.aclose()
                     yield output
