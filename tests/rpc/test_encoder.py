@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped, unused-ignore]
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from PIL import Image
 
@@ -34,6 +36,7 @@ SERVICE_NAME = "lenspair.encoder.v1.EncoderService"
 @dataclass(frozen=True, slots=True)
 class Server:
     stub: Any
+    health: Any
     encoder: Harness
 
 
@@ -72,7 +75,7 @@ async def serving(
         port = await server.start()
         await server.set_serving()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Server(pb_grpc.EncoderServiceStub(channel), encoder)
+            yield Server(pb_grpc.EncoderServiceStub(channel), health_pb2_grpc.HealthStub(channel), encoder)
         await server.drain(notice_seconds=0, grace_seconds=0)
 
 
@@ -320,6 +323,24 @@ async def test_a_declared_size_is_refused_before_any_chunk_is_read(server: Serve
 
     seen = await refusal(server.stub.StreamEncode(waits_after_the_header(), timeout=SECONDS))
     assert (seen.reason, seen.metadata["value"]) == ("MEDIA_TOO_LARGE", str(LIMITS.max_bytes))
+
+
+# R03
+async def test_health_answers_while_100_mb_are_sent(preprocessor: ImagePreprocessor) -> None:
+    data = bytes(100 * 1000 * 1000)
+    limits = MediaLimits(len(data), LIMITS.max_pixels, LIMITS.max_side)
+    async with serving(preprocessor, limits=limits) as server:
+        chunks = stream(data, chunk_bytes=1 << 20)
+        upload = asyncio.ensure_future(refusal(server.stub.StreamEncode(chunks, timeout=SECONDS)))
+        waits = []
+        while not upload.done():
+            asked = time.perf_counter()
+            await server.health.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+            waits.append(time.perf_counter() - asked)
+            await asyncio.sleep(0.02)
+        assert (await upload).reason == "INVALID_MEDIA"
+        assert len(waits) > 1
+        assert max(waits) < 1
 
 
 QUERY = pb.FeatureQuery(modality=pb.MODALITY_IMAGE, sha256=bytes(32))
