@@ -4,6 +4,7 @@ from functools import partial
 
 import structlog
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from decoder_service.byte_budget import ByteBudget
 from decoder_service.engine.engine import GenerationRequest, Limits, Prompt, Sampling
@@ -49,6 +50,7 @@ class Decoder:
 def run(settings: DecoderSettings) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit status of the process."""
     torch.set_num_threads(settings.torch_threads or available_cores())
+    disable_progress_bar()  # a log has lines, no bars
     servicer = DecoderServicer()
     register = partial(decoder_pb2_grpc.add_DecoderServiceServicer_to_server, servicer)
     return run_process(settings, SERVICE_NAME, register, partial(build, settings, servicer))

@@ -16,10 +16,14 @@ from shared.store.redis_connection import InvalidStoreUrl
 from shared.store.store import FeatureStore
 
 _PING_AGAIN_SECONDS = 1.0
-# What an operator can mend; the message says it all.
-_CANNOT_START = (CheckpointError, LenspairError, InvalidStoreUrl, OSError)
+# What an operator can mend when loading raises it.
+_MENDABLE = (CheckpointError, LenspairError, InvalidStoreUrl, OSError)
 
 _log = structlog.get_logger("lenspair.process")
+
+
+class _CannotStartError(Exception):
+    """Loading failed for a reason that an operator can mend; the message says it all."""
 
 
 class Service(Protocol):
@@ -48,11 +52,15 @@ def run_process(
     has returned and the store has answered; calls of the servicer that `register` adds are refused until
     then.
     """
-    observers = telemetry.set_up(settings, service_name)
+    try:
+        observers = telemetry.set_up(settings, service_name)
+    except OSError as error:
+        _log.error("the process can't start", cause=f"metrics port {settings.metrics_port}: {error}")
+        return 1
     status = 0
     try:
         asyncio.run(_serve(settings, service_name, register, build))
-    except* _CANNOT_START as problems:
+    except* _CannotStartError as problems:
         for problem in problems.exceptions:
             _log.error("the process can't start", cause=str(problem))
         status = 1
@@ -81,8 +89,11 @@ async def _serve(
 
 async def _work(server: RpcServer, build: Callable[[], Service]) -> None:
     """Loads the model, opens the doors, and runs the background loop until cancelled."""
-    await server.start()
-    service = await asyncio.to_thread(build)
+    try:
+        await server.start()
+        service = await asyncio.to_thread(build)
+    except _MENDABLE as error:
+        raise _CannotStartError(str(error)) from error
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.run())
