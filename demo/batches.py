@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,12 +26,15 @@ IGNORED = -100
 @dataclass(slots=True)
 class Group:
     """All views of one size: frames `[n, 1 or 2, h, w, 3]` (one for a still picture), their place
-    in reading order, and the true thing and colour under each merged patch (`IGNORED` for clips)."""
+    in reading order, and under each merged patch the true thing and colour (`IGNORED` for clips)
+    and `places` `[n, tokens, 2]`: the centre of that thing, or of the patch where there is none,
+    from -1 (left, top) to 1 (right, bottom)."""
 
     frames: torch.Tensor
     order: list[int]
     whats: torch.Tensor
     hues: torch.Tensor
+    places: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -44,22 +48,28 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Labels:
+    """What is to be seen under each merged patch of one view, in reading order."""
+
+    whats: list[int]
+    hues: list[int]
+    places: list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class _View:
     """One passage through the tower: a still picture, or two frames of a clip."""
 
     frames: Pixels
-    whats: list[int]
-    hues: list[int]
+    labels: Labels
 
     @property
     def token_count(self) -> int:
-        return len(self.whats)
+        return len(self.labels.whats)
 
 
 def _still(picture: Picture) -> _View:
-    pixels = np.asarray(fit(draw(picture)))
-    whats, hues = dense_labels(picture)
-    return _View(pixels[None], whats, hues)
+    return _View(np.asarray(fit(draw(picture)))[None], dense_labels(picture))
 
 
 def _clip(frames: Sequence[Picture]) -> list[_View]:
@@ -67,29 +77,40 @@ def _clip(frames: Sequence[Picture]) -> list[_View]:
     if len(pixels) % 2:
         pixels.append(pixels[-1])
     height, width, _ = pixels[0].shape
-    ignored = [IGNORED] * ((height // TOKEN_PIXELS) * (width // TOKEN_PIXELS))
+    count = (height // TOKEN_PIXELS) * (width // TOKEN_PIXELS)
+    ignored = Labels([IGNORED] * count, [IGNORED] * count, [(0.0, 0.0)] * count)
     pairs = zip(pixels[::2], pixels[1::2], strict=True)
-    return [_View(np.stack(pair), ignored, ignored) for pair in pairs]
+    return [_View(np.stack(pair), ignored) for pair in pairs]
 
 
-def dense_labels(picture: Picture) -> tuple[list[int], list[int]]:
-    """For each merged patch in reading order: which thing covers its centre, and its colour."""
+def dense_labels(picture: Picture) -> Labels:
+    """A mark is seen in the patch that holds its centre and in those whose centre it covers."""
     width, height = served_size((picture.width, picture.height))
-    scale_x, scale_y = width / picture.width, height / picture.height
     columns, rows = width // TOKEN_PIXELS, height // TOKEN_PIXELS
-    whats, hues = [0] * (rows * columns), [0] * (rows * columns)
+    labels = Labels(
+        [0] * (rows * columns),
+        [0] * (rows * columns),
+        [
+            ((x + 0.5) * 2 / columns - 1, (y + 0.5) * 2 / rows - 1)
+            for y in range(rows)
+            for x in range(columns)
+        ],
+    )
     for mark in picture.marks:
-        x, y, radius = mark.x * scale_x, mark.y * scale_y, mark.radius * min(scale_x, scale_y)
-        home = (int(y // TOKEN_PIXELS), int(x // TOKEN_PIXELS))
+        u, v = mark.x / picture.width, mark.y / picture.height
+        radius = 0.8 * mark.radius * min(width / picture.width, height / picture.height)
+        home = int(v * rows) * columns + int(u * columns)
         for index in range(rows * columns):
             row, column = divmod(index, columns)
-            away_x = (column + 0.5) * TOKEN_PIXELS - x
-            away_y = (row + 0.5) * TOKEN_PIXELS - y
-            covered = away_x**2 + away_y**2 <= (0.8 * radius) ** 2 and not mark.what.isdigit()
-            if (row, column) == home or (covered and not whats[index]):
-                whats[index] = WHATS.index(mark.what)
-                hues[index] = HUES.index(mark.colour)
-    return whats, hues
+            away = math.hypot(
+                (column + 0.5) * TOKEN_PIXELS - u * width, (row + 0.5) * TOKEN_PIXELS - v * height
+            )
+            covered = away <= radius and not mark.what.isdigit()
+            if index == home or (covered and not labels.whats[index]):
+                labels.whats[index] = WHATS.index(mark.what)
+                labels.hues[index] = HUES.index(mark.colour)
+                labels.places[index] = (2 * u - 1, 2 * v - 1)
+    return labels
 
 
 class Collator:
@@ -183,18 +204,21 @@ def _grouped(views: list[_View]) -> list[Group]:
         Group(
             torch.from_numpy(np.stack([views[index].frames for index in order])),
             order,
-            torch.tensor([views[index].whats for index in order]),
-            torch.tensor([views[index].hues for index in order]),
+            torch.tensor([views[index].labels.whats for index in order]),
+            torch.tensor([views[index].labels.hues for index in order]),
+            torch.tensor([views[index].labels.places for index in order]),
         )
         for order in by_shape.values()
     ]
 
 
-def look_at(tower: FastTower, groups: list[Group]) -> list[Sight]:
+def look_at(tower: FastTower, groups: list[Group], *, levels: bool = True) -> list[Sight]:
     """What the tower sees of each group."""
-    return [
-        tower.look(patchify(group.frames), group.frames.shape[2], group.frames.shape[3]) for group in groups
-    ]
+    sights = []
+    for group in groups:
+        _, _, height, width, _ = group.frames.shape
+        sights.append(tower.look(patchify(group.frames), height, width, levels=levels))
+    return sights
 
 
 def in_reading_order(groups: list[Group], sights: list[Sight]) -> Sight | None:
@@ -210,3 +234,14 @@ def in_reading_order(groups: list[Group], sights: list[Sight]) -> Sight | None:
         torch.cat([rows[index][column] for index in sorted(rows)]) for column in range(level_count + 1)
     ]
     return Sight(columns[0], columns[1:])
+
+
+def labels_in_reading_order(groups: list[Group]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What and which colour is under each visual token of a batch, in the order of the text."""
+    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for group in groups:
+        for place, index in enumerate(group.order):
+            rows[index] = group.whats[place], group.hues[place]
+    whats = torch.cat([rows[index][0] for index in sorted(rows)])
+    hues = torch.cat([rows[index][1] for index in sorted(rows)])
+    return whats, hues

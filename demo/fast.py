@@ -40,9 +40,10 @@ class FastTower:
         self._tower = tower
         self._places: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
-    def look(self, patches: torch.Tensor, height: int, width: int) -> Sight:
+    def look(self, patches: torch.Tensor, height: int, width: int, *, levels: bool) -> Sight:
         """Patches `[n, p, 1536]` of pictures of `height` x `width` pixels; or `[n, p, 768]` of
-        one frame that stands for two equal ones, as it does for still pictures."""
+        one frame that stands for two equal ones, as it does for still pictures. Without `levels`
+        the DeepStack levels are left out."""
         tower = self._tower
         taps, weights, cos, sin = self._place((height // PATCH, width // PATCH))
         projection = tower.patch_embed.proj
@@ -51,14 +52,14 @@ class FastTower:
             weight = projection.weight.sum(dim=2).flatten(1)
         hidden = functional.linear(patches, weight, projection.bias)
         hidden = hidden + (tower.pos_embed(taps) * weights[:, :, None]).sum(1)
-        levels = []
+        merged = []
         for index, block in enumerate(tower.blocks):
             hidden = hidden + _attend(block.attn, block.norm1(hidden), cos, sin)
             hidden = hidden + block.mlp(block.norm2(hidden))
-            if index in tower.deepstack_visual_indexes:
+            if levels and index in tower.deepstack_visual_indexes:
                 level = tower.deepstack_visual_indexes.index(index)
-                levels.append(_merge(tower.deepstack_merger_list[level], hidden))
-        return Sight(_merge(tower.merger, hidden), levels)
+                merged.append(_merge(tower.deepstack_merger_list[level], hidden))
+        return Sight(_merge(tower.merger, hidden), merged)
 
     def _place(self, grid: tuple[int, int]) -> tuple[torch.Tensor, ...]:
         if grid not in self._places:

@@ -76,7 +76,7 @@ class Run:
         stage = STAGES[index]
         batch = self.collate(step_examples(stage, index, step, self.seed))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate_at(stage, step)
+            group["lr"] = rate_at(stage, step) * group["share"]
         loss = self.learner.loss(batch, stage.sight_weight, answers=stage.answers)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -101,7 +101,9 @@ def train(checkpoint: Path, scratch: Path, seed: int) -> None:
     core = _tokenizer(checkpoint, scratch, seed)
     write_configs(core, checkpoint)
     learner = Learner(core)
-    optimizer = torch.optim.AdamW(learner.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        learner.parameter_groups(), betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
     progress = load_snapshot(scratch, learner, optimizer) or Progress(0, 0, seed)
     if progress.seed != seed:
         sys.exit(f"the snapshot in {scratch} was made with seed {progress.seed}, not {seed}")
