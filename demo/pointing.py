@@ -14,7 +14,6 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextAttention, Qwen3VLTextModel
 
 from demo.pictures import COLOURS, SHAPES
 
