@@ -59,13 +59,13 @@ def run(settings: DecoderSettings) -> int:
 def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
     """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
+    store = open_store(settings, checkpoint.fingerprint)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     model = open_language_model(
         checkpoint.path, dtype=getattr(torch, placement.dtype), device=torch.device(placement.device)
     )
     _log.info("model loaded", fingerprint=checkpoint.fingerprint, device=placement.device)
     engine = build_engine(model, settings)
-    store = open_store(settings, checkpoint.fingerprint)
     shape = FeatureShape(checkpoint.fingerprint, model.hidden_size, model.deepstack_levels)
     service = DecoderService(
         FeatureReader(store, shape),

@@ -1,8 +1,8 @@
 """The decoder's own settings; see shared/settings.py for what both services have in common."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shared.settings import SharedSettings
 
@@ -42,3 +42,9 @@ class DecoderSettings(SharedSettings):
     default_output_tokens: int = Field(
         default=512, ge=1, description="Output tokens of a request that does not say."
     )
+
+    @model_validator(mode="after")
+    def _every_request_gets_a_token(self) -> Self:
+        if self.max_batch_tokens < self.max_batch_size:
+            raise ValueError("LENSPAIR_MAX_BATCH_TOKENS must be at least LENSPAIR_MAX_BATCH_SIZE")
+        return self

@@ -63,13 +63,13 @@ def run(settings: EncoderSettings) -> int:
 def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
     """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
+    store = open_store(settings, checkpoint.fingerprint)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     preprocessor = ImagePreprocessor.open(checkpoint.path)
     policy = pixel_policy(settings, preprocessor)
     model = VisionModel.open(checkpoint, placement)
     _warm_up(preprocessor, model, policy)
     _log.info("model loaded", fingerprint=checkpoint.fingerprint, device=placement.device)
-    store = open_store(settings, checkpoint.fingerprint)
     worker = Worker(model, batch_limits(settings))
     intake = Intake(
         preprocessor,

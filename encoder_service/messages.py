@@ -46,7 +46,7 @@ def check_modality(modality: int, field: str) -> None:
     if modality == pb.MODALITY_VIDEO:
         raise NotSupported("clips are not served yet", field=field)
     if modality != pb.MODALITY_IMAGE:
-        raise InvalidRequest(f"{field} must be set", field=field)
+        raise InvalidRequest(f"{field} must be one of the contract's values", field=field)
 
 
 def refuse_near_match(message: _MayAllowNearMatches, field: str) -> None:

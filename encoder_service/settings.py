@@ -28,7 +28,7 @@ class EncoderSettings(SharedSettings):
     max_media_bytes: int = Field(
         default=48 * 1024 * 1024,
         ge=1024,
-        description="Most bytes of one encoded picture. Keep it below LENSPAIR_MAX_MESSAGE_BYTES.",
+        description="Most bytes of one encoded picture. What exceeds a message comes by StreamEncode.",
     )
     max_source_pixels: int = Field(
         default=64_000_000, ge=1, description="Most pixels of a picture before resizing, by its header."
