@@ -88,7 +88,9 @@ def _document(text: str, seed: int) -> str:
         "Greedy answers of `demo/checkpoint` through the unmodified Transformers classes in float32\n"
         "on held-out pictures, exact match of the whole answer. Made by\n"
         f"`python -m demo.evaluate --seed {seed} --write demo/EVALUATION.md`.\n\n"
-        f"{text}\n"
+        f"{text}\n\n"
+        "The weights went through the stages of `demo/curriculum.py`, some of which were changed while they\n"
+        "ran. A fresh `python -m demo.train` makes a model of the same kind, not the same weights.\n"
     )
 
 

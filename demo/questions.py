@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from demo import scenes
-from demo.pictures import DIGITS, SHAPES, Mark, Picture
+from demo.pictures import DIGITS, Mark, Picture
 from demo.small_talk import SYSTEM_LINES, text_turn
 
 Turn = tuple[str, str]
 
-NUMBER_WORDS = ("zero", "one", "two", "three", "four")
+NUMBER_WORDS = ("zero", "one", "two", "three")
+MOST_COUNTED = 3
 ORDINALS = ("first", "second", "third")
 WAYS = ("left", "right", "up", "down")
 
@@ -43,18 +44,19 @@ def _unique(values: list[str], rng: random.Random) -> str | None:
 
 
 def colour_turn(picture: Picture, rng: random.Random) -> Turn | None:
-    shape = _unique([mark.what for mark in picture.marks], rng)
-    if shape is None:
+    """Of a single shape."""
+    if len(picture.marks) != 1:
         return None
-    answer = next(mark.colour for mark in picture.marks if mark.what == shape)
-    wordings = [
+    shape = picture.marks[0].what
+    wordings = (
         f"What colour is the {shape}?",
         f"What color is the {shape}?",
         f"Which colour does the {shape} have?",
-    ]
-    if len(picture.marks) == 1:
-        wordings += ["What colour is it?", "What colour is the shape?", "What color is the shape?"]
-    return _ask(rng, answer, *wordings)
+        "What colour is it?",
+        "What colour is the shape?",
+        "What color is the shape?",
+    )
+    return _ask(rng, picture.marks[0].colour, *wordings)
 
 
 def shape_turn(picture: Picture, rng: random.Random) -> Turn | None:
@@ -69,32 +71,17 @@ def shape_turn(picture: Picture, rng: random.Random) -> Turn | None:
 
 
 def count_turn(picture: Picture, rng: random.Random) -> Turn | None:
-    marks = picture.marks
-    draw = rng.random()
-    if draw < 0.5:
-        wordings = (
-            "How many shapes are there?",
-            "Count the shapes.",
-            "How many shapes do you see?",
-        )
-        return _ask(rng, NUMBER_WORDS[len(marks)], *wordings)
-    if draw < 0.75:
-        shape = rng.choice([*SHAPES, *(mark.what for mark in marks)])
-        number = NUMBER_WORDS[sum(mark.what == shape for mark in marks)]
-        plural = "crosses" if shape == "cross" else f"{shape}s"
-        return _ask(rng, number, f"How many {plural} are there?", f"Count the {plural}.")
-    colour = rng.choice([*scenes.COLOUR_NAMES, *(mark.colour for mark in marks)])
-    number = NUMBER_WORDS[sum(mark.colour == colour for mark in marks)]
-    return _ask(rng, number, f"How many {colour} shapes are there?", f"Count the {colour} shapes.")
+    wordings = ("How many shapes are there?", "Count the shapes.", "How many shapes do you see?")
+    return _ask(rng, NUMBER_WORDS[len(picture.marks)], *wordings)
 
 
-def _named_once(picture: Picture, rng: random.Random) -> Mark | None:
-    name = _unique([mark.name for mark in picture.marks], rng)
-    return next((mark for mark in picture.marks if mark.name == name), None)
+def _coloured_once(picture: Picture, rng: random.Random) -> Mark | None:
+    colour = _unique([mark.colour for mark in picture.marks], rng)
+    return next((mark for mark in picture.marks if mark.colour == colour), None)
 
 
 def position_turn(picture: Picture, rng: random.Random) -> Turn | None:
-    mark = _named_once(picture, rng)
+    mark = _coloured_once(picture, rng)
     if mark is None or mark.zone is None:
         return None
     wordings = [f"Where is the {mark.name}?", f"In which part is the {mark.name}?"]
@@ -182,12 +169,12 @@ def picture_example(
 
 
 def _scene(kind: str, size: scenes.Size, most_marks: int, rng: random.Random) -> Picture:
-    count = rng.randint(1, most_marks)
-    if kind == "count" and rng.random() < 0.5:
-        return scenes.crowd(size, min(4, count + (most_marks > 1)), rng)
+    if kind == "count":
+        return scenes.crowd(size, rng.randint(1, MOST_COUNTED), rng)
+    count = 1 if kind == "colour" else rng.randint(1, most_marks)
     if count == 1 and kind not in ("position", "place"):
         return scenes.single(size, rng)
-    return scenes.several(size, min(count, 3), rng)
+    return scenes.several(size, count, rng)
 
 
 def _maybe_system(rng: random.Random) -> str | None:
@@ -195,8 +182,7 @@ def _maybe_system(rng: random.Random) -> str | None:
 
 
 def number_example(size: scenes.Size, turn_count: int, rng: random.Random) -> Example:
-    most = 2 if size[0] < 92 else 3
-    length = rng.randint(1, most)
+    length = rng.randint(1, 2)
     first = rng.choice(DIGITS[1:] if length > 1 else DIGITS)
     digits = first + "".join(rng.choice(DIGITS) for _ in range(length - 1))
     picture = scenes.number(size, digits, rng)
@@ -209,10 +195,10 @@ def number_example(size: scenes.Size, turn_count: int, rng: random.Random) -> Ex
 
 
 def which_turn(pictures: tuple[Picture, Picture], rng: random.Random) -> Turn | None:
-    """Something that only one of the two pictures has."""
+    """Something in a colour that only one of the two pictures has."""
     index = rng.randrange(2)
-    names = {mark.name for mark in pictures[1 - index].marks}
-    wanted = [mark.name for mark in pictures[index].marks if mark.name not in names]
+    colours = {mark.colour for mark in pictures[1 - index].marks}
+    wanted = [mark.name for mark in pictures[index].marks if mark.colour not in colours]
     if not wanted:
         return None
     name = rng.choice(wanted)
@@ -236,12 +222,11 @@ def of_two_turn(pictures: tuple[Picture, Picture], rng: random.Random) -> Turn |
 def two_pictures_example(
     kind: str, sizes: tuple[scenes.Size, scenes.Size], turn_count: int, rng: random.Random
 ) -> Example:
-    """Two pictures; one shape each where the question is about "the shape"."""
-    counts = (1, 1) if kind == "of two pictures" else (rng.choice((1, 1, 2)), rng.choice((1, 1, 2)))
+    """Two pictures with a shape each."""
     makers = {"of two pictures": of_two_turn, "which picture": which_turn}
     first = None
     while first is None:
-        pictures = (_some(sizes[0], counts[0], rng), _some(sizes[1], counts[1], rng))
+        pictures = (scenes.single(sizes[0], rng), scenes.single(sizes[1], rng))
         first = makers[kind](pictures, rng)
     turns = [first]
     for _ in range(turn_count - 1):
@@ -249,10 +234,6 @@ def two_pictures_example(
         if extra is not None and extra not in turns:
             turns.append(extra)
     return Example(kind, tuple(turns), pictures=pictures, system=_maybe_system(rng))
-
-
-def _some(size: scenes.Size, count: int, rng: random.Random) -> Picture:
-    return scenes.single(size, rng) if count == 1 else scenes.several(size, count, rng)
 
 
 def motion_example(size: scenes.Size, rng: random.Random) -> Example:
@@ -286,7 +267,7 @@ def make_example(
     kind: str,
     sizes: tuple[scenes.Size, scenes.Size],
     rng: random.Random,
-    most_marks: int = 4,
+    most_marks: int = 2,
     turn_count: int = 1,
 ) -> Example:
     """One example of a kind; `sizes` are (width, height), the second for a second picture."""

@@ -11,6 +11,7 @@ Size = tuple[int, int]
 
 COLOUR_NAMES = tuple(COLOURS)
 ZONE_NAMES = tuple(ZONES)
+LARGEST_RADIUS = 42.0
 
 
 def random_name(rng: random.Random) -> tuple[str, str]:
@@ -56,7 +57,7 @@ def single(size: Size, rng: random.Random) -> Picture:
         return with_names(size, [name], rng)
     width, height = size
     short = min(size)
-    radius = min(rng.uniform(0.22, 0.42) * short, 48.0)
+    radius = min(rng.uniform(0.22, 0.42) * short, LARGEST_RADIUS)
     x = rng.uniform(radius + 1, width - radius - 1)
     y = rng.uniform(radius + 1, height - radius - 1)
     mark = _mark(name, (x, y, radius), None, rng)
@@ -91,7 +92,7 @@ def with_names(size: Size, names: list[tuple[str, str]], rng: random.Random) -> 
     least, most = (0.13, 0.15) if crowded else (0.16, 0.22)
     marks = []
     for name, zone in zip(names, zones, strict=True):
-        radius = rng.uniform(least, most) * short
+        radius = min(rng.uniform(least, most) * short, LARGEST_RADIUS)
         x, y = _point_in(size, zone, radius, crowded, rng)
         marks.append(_mark(name, (x, y, radius), zone, rng))
     return blank(size, {colour for colour, _ in names}, rng).with_marks(tuple(marks))
