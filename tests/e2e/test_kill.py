@@ -1,6 +1,7 @@
 """kill -9 of each process while requests run: the others stay up, and what is restarted is used again."""
 
 import asyncio
+import itertools
 import os
 import random
 import signal
@@ -16,7 +17,8 @@ from bench.requests import VerifyRequest, picture
 from demo.pair import Pair
 
 DEADLINE_SECONDS = 15.0
-CALLS = 24
+CALLERS = 8
+LOAD_SECONDS = 2.0
 # What a caller may see of a process that is killed under it, or whose store is.
 TYPED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
@@ -30,7 +32,7 @@ def pair() -> Iterator[Pair]:
 
 
 def _request(seed: int) -> VerifyRequest:
-    return VerifyRequest("", (picture(random.Random(seed)),), "Describe the picture.", 200, 200)
+    return VerifyRequest("", (picture(random.Random(seed)),), "Describe the picture.", 40, 40)
 
 
 async def _call(client: PairClient, seed: int) -> grpc.StatusCode:
@@ -46,16 +48,29 @@ async def _call(client: PairClient, seed: int) -> grpc.StatusCode:
 
 
 async def _calls_around(pair: Pair, kill_pid: int) -> list[grpc.StatusCode]:
+    """How each call of a steady load ended, around the moment in which a process is killed."""
+    codes: list[grpc.StatusCode] = []
+    numbers = itertools.count()
+    is_over = asyncio.Event()
+
+    async def call_on_and_on(client: PairClient) -> None:
+        while not is_over.is_set():
+            codes.append(await _call(client, next(numbers)))
+
     async with PairClient(pair.encoder.address, pair.decoder.address) as client:
-        calls = [asyncio.create_task(_call(client, seed)) for seed in range(CALLS)]
-        await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED, timeout=0.5)
+        callers = [asyncio.create_task(call_on_and_on(client)) for _ in range(CALLERS)]
+        await asyncio.sleep(LOAD_SECONDS)
+        assert set(codes) == {grpc.StatusCode.OK}, "the load did not run before the kill"
         os.kill(kill_pid, signal.SIGKILL)
-        return list(await asyncio.gather(*calls))
+        await asyncio.sleep(LOAD_SECONDS)
+        is_over.set()
+        await asyncio.gather(*callers)
+    return codes
 
 
 async def _works_again(pair: Pair) -> None:
     async with PairClient(pair.encoder.address, pair.decoder.address) as client:
-        answer = await client.answer(_request(1000), deadline_seconds=DEADLINE_SECONDS)
+        answer = await client.answer(_request(1_000_000), deadline_seconds=DEADLINE_SECONDS)
     assert answer.text
 
 
