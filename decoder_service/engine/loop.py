@@ -99,11 +99,11 @@ class EngineLoop:
         timings.submitted = time.monotonic()
         check_length(request, self._context_tokens)
         sequence = _sequence_of(request)
+        self._check_room(sequence)
+        await asyncio.to_thread(self._runner.check, request)
         if sequence.finish is not None:
             yield TokenOutput(None, finish=sequence.finish)
             return
-        self._check_room(sequence)
-        await asyncio.to_thread(self._runner.check, request)
         self._check_room(sequence)
         live = self._submit(sequence, request, timings)
         del request  # its features go when they are in the cache, long before the answer is complete

@@ -72,7 +72,8 @@ def _sample(logits: torch.Tensor, row: SamplingRow) -> int:
 
 def _candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that top-k and then top-p leave, and their probabilities, which need not sum to 1."""
-    scores = (logits - logits.max()) / sampling.temperature
+    # In float64: the smallest temperatures that a request can send are zero in float32.
+    scores = (logits - logits.max()).double() / sampling.temperature
     token_ids = torch.arange(len(scores), device=scores.device)
     if 0 < sampling.top_k < len(scores):
         scores, token_ids = scores.topk(sampling.top_k)

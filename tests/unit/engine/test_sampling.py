@@ -29,6 +29,8 @@ def test_greedy_takes_the_best() -> None:
         Sampling(temperature=5, top_p=0),
         Sampling(temperature=5, top_k=1),
         Sampling(temperature=1e-30),
+        Sampling(temperature=1e-300),
+        Sampling(temperature=5e-324),
         Sampling(temperature=5, top_p=1e-9),
     ],
 )
