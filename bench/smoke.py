@@ -72,7 +72,7 @@ class Smoke:
 async def _measure(pair: Pair, rounds: int, tokens: int) -> Smoke:
     async with PairClient(pair.encoder.address, pair.decoder.address) as client:
         smoke = Smoke(client, tokens)
-        for _ in tqdm(range(rounds), desc="rounds", leave=False):
+        for _ in tqdm(range(rounds), desc="rounds", leave=False, disable=None):
             await smoke.block()
     return smoke
 
@@ -84,7 +84,8 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lenspair-") as folder:
         write_generated_checkpoint(Path(folder), "dense", size="medium")
-        with Pair(folder) as pair:
+        # Each service takes all cores, as it does by default; `make up` would divide them.
+        with Pair(folder, environment={"LENSPAIR_TORCH_THREADS": "0"}) as pair:
             smoke = asyncio.run(_measure(pair, arguments.rounds, arguments.tokens))
     return _report(smoke)
 

@@ -94,7 +94,9 @@ async def verify(checkpoint: Path, count: int, seed: int, forced_tokens: int) ->
         async with PairClient(pair.encoder.address, pair.decoder.address) as client:
             answers = await client.answer_all(requests)
             reference = Reference(checkpoint)
-            expected = [reference.answer(r) for r in tqdm(requests, desc="reference", leave=False)]
+            expected = [
+                reference.answer(r) for r in tqdm(requests, desc="reference", leave=False, disable=None)
+            ]
             comparisons = await _compare_all(client, requests, answers, expected)
             pictured = [index for index, request in enumerate(requests) if request.images]
             store = open_pair_store(pair.store_url, checkpoint)

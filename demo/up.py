@@ -1,6 +1,7 @@
 """Runs the pair on fixed local ports until Ctrl-C: `make up`."""
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -43,7 +44,7 @@ def _greet(pair: Pair) -> None:
     print(f"encoder  {pair.encoder.address}   log {pair.encoder.log}")
     print(f"decoder  {pair.decoder.address}   log {pair.decoder.log}")
     print("ready. In another terminal:")
-    print(f'  make ask IMAGE={picture.relative_to(Path.cwd())} Q="What colour is the shape?"')
+    print(f'  make ask IMAGE={os.path.relpath(picture)} Q="What colour is the shape?"')
     print("Ctrl-C ends it.", flush=True)
 
 
