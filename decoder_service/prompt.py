@@ -68,14 +68,18 @@ class PromptBuilder:
             stop_token_ids=checkpoint.stop_token_ids(),
         )
 
-    def build(self, turns: Sequence[Turn], manifests: Mapping[str, Manifest]) -> Prompt:
+    def build(
+        self, turns: Sequence[Turn], manifests: Mapping[str, Manifest], *, field: str = "task.turns"
+    ) -> Prompt:
         """The prompt of a conversation. `manifests` has those of all features, by the text of their keys.
+
+        `field` is what errors call the turns.
 
         Raises:
             InvalidRequest: the turns are no conversation, or the template has no place for a feature.
             FeatureRevisionMismatch: a feature's token count is not what its grid says.
         """
-        check_turns(turns)
+        check_turns(turns, field=field)
         pieces = self._template.render(turns, {key: each.modality for key, each in manifests.items()})
         features = [
             manifests[part.key] for turn in turns for part in turn.parts if isinstance(part, FeaturePart)

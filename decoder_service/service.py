@@ -68,8 +68,8 @@ class DecoderService:
         """
         arrived = time.monotonic()
         check_task(task, self._limits)
-        manifests = await self._look_up(task.turns, tenant)
-        prompt = await self._build(task.turns, manifests)
+        manifests = await self._look_up(task.turns, tenant, "task.turns")
+        prompt = await self._build(task.turns, manifests, "task.turns")
         limits = self._engine_limits(task, prompt)
         answer = Answer(self._prompts.detokenizer(task.stop_sequences), task.continuation)
         timings = RequestTimings()
@@ -87,12 +87,12 @@ class DecoderService:
 
     async def count_tokens(self, turns: Sequence[Turn], tenant: str) -> TokenCount:
         """How long a prompt is. Reads manifests only, and computes nothing."""
-        prompt = await self._build(turns, await self._look_up(turns, tenant))
+        prompt = await self._build(turns, await self._look_up(turns, tenant, "turns"), "turns")
         return TokenCount(len(prompt.token_ids), prompt.visual_tokens, self._engine.context_tokens)
 
-    async def _look_up(self, turns: Sequence[Turn], tenant: str) -> dict[str, Manifest]:
+    async def _look_up(self, turns: Sequence[Turn], tenant: str, field: str) -> dict[str, Manifest]:
         names = [
-            NamedKey(part.key, f"task.turns[{i}].parts[{j}].feature_key")
+            NamedKey(part.key, f"{field}[{i}].parts[{j}].feature_key")
             for i, turn in enumerate(turns)
             for j, part in enumerate(turn.parts)
             if isinstance(part, FeaturePart)
@@ -100,17 +100,15 @@ class DecoderService:
         with stage("look_up"):
             return await self._reader.look_up(names, tenant)
 
-    async def _build(self, turns: Sequence[Turn], manifests: Mapping[str, Manifest]) -> Prompt:
+    async def _build(self, turns: Sequence[Turn], manifests: Mapping[str, Manifest], field: str) -> Prompt:
         """Off the event loop: tokenizing a long text takes a while."""
         texts = [part.text for turn in turns for part in turn.parts if isinstance(part, TextPart)]
         characters = sum(map(len, texts))
         most = self._limits.max_prompt_characters
         if characters > most:
-            raise PromptTooLong(
-                f"the turns have {characters} characters, the limit is {most}", field="task.turns"
-            )
+            raise PromptTooLong(f"the turns have {characters} characters, the limit is {most}", field=field)
         with stage("prompt"):
-            return await asyncio.to_thread(self._prompts.build, turns, manifests)
+            return await asyncio.to_thread(self._prompts.build, turns, manifests, field=field)
 
     def _engine_limits(self, task: Task, prompt: Prompt) -> Limits:
         """The task's limits, with the output cut to what the context leaves."""

@@ -250,3 +250,18 @@ async def test_tokens_are_counted_without_the_engine(decoder: Decoder) -> None:
     assert count.input_tokens > 20
     assert count.context_tokens == 512
     assert not decoder.engine.requests
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [(pb.Part(feature_key="a"), "turns[0].parts[0].feature_key"), (pb.Part(text="x" * 2001), "turns")],
+)
+async def test_counting_names_its_own_fields(decoder: Decoder, part: pb.Part, field: str) -> None:
+    request = pb.CountTokensRequest(turns=[pb.Turn(role=pb.ROLE_USER, parts=[part])])
+    assert (await failure_of(decoder.stub.CountTokens(request, timeout=SECONDS))).field == field
+
+
+async def test_counting_names_the_role_that_is_wrong(decoder: Decoder) -> None:
+    request = pb.CountTokensRequest(turns=[pb.Turn(role=pb.ROLE_ASSISTANT, parts=[pb.Part(text="x")])])
+    failure = await failure_of(decoder.stub.CountTokens(request, timeout=SECONDS))
+    assert (failure.code, failure.field) == ("INVALID_ARGUMENT", "turns[0].role")
