@@ -27,7 +27,10 @@ class SharedSettings(BaseSettings):
         default=0, ge=0, description="CPU threads of the model; 0 takes the container's CPU quota."
     )
 
-    store_url: SecretStr = Field(description="redis://, rediss:// or unix:// URL of the feature store.")
+    store_url: SecretStr = Field(
+        description="URL of the feature store: redis://, rediss:// or unix://, redis+sentinel:// or "
+        "redis+cluster:// (rediss+... with TLS)."
+    )
     store_key: SecretStr | None = Field(
         default=None,
         description="Secret that seals records (HMAC-SHA-256) in a store that others can write to.",
@@ -41,6 +44,7 @@ class SharedSettings(BaseSettings):
         default=4 * 1024 * 1024 - 64 * 1024,
         ge=4096,
         le=256 * 1024 * 1024,
+        multiple_of=16,
         description="Bytes of one chunk; a little under a power of two suits Redis' allocator.",
     )
 

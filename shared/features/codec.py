@@ -15,12 +15,14 @@ which stores turn into a miss:
    product can wrap around, and limits come before the first allocation: a manifest of a few hundred
    bytes must not be able to ask for a terabyte;
 4. the length and the checksum of each chunk *at its place*, so that swapped chunks are noticed;
-5. at last the values: one NaN would spread through attention into every later token.
+5. the values: one NaN would spread through attention into every later token.
+
+The last two are in shared/features/assembly.py.
 
 **Bytes, not numbers.** Values are moved as the bytes that they are. bfloat16 has no NumPy type, and a
 detour over float32 doubles the size and hides NaN payloads, so tensors are seen through uint8 views.
 Writing slices one view of the tensor (no copy); reading puts each chunk at its place in one buffer that
-the tensor then takes over (one copy). There is no pickle and no torch.load: no byte can run code.
+the tensor then takes over. There is no pickle and no torch.load: no byte can run code.
 
 **Every write has a random id**, which is part of its chunks' names. The same key computed twice may
 differ in the last bits (another batch, another GPU); without the id two writers would mix their chunks
@@ -35,19 +37,19 @@ from dataclasses import dataclass
 import torch
 from google.protobuf.message import DecodeError
 
+from shared.features.assembly import CHUNK_ALIGNMENT, DTYPES, RecordAssembly
 from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
 from shared.features.key import LAYOUT_VERSION, FeatureKey, Modality
 from shared.features.manifest import Manifest
-from shared.features.seal import Bytes, DamageSeal, ForgerySeal, Seal
+from shared.features.seal import DamageSeal, ForgerySeal, Seal
 from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_RECORD_BYTES = 4 * 1024**3
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _WRITE_ID = re.compile(r"[0-9a-f]{32}")
 _MAX_SIDE = 1 << 20
@@ -75,8 +77,8 @@ class FeatureCodec:
     def __init__(self, *, fingerprint: str, chunk_bytes: int, store_key: bytes | None = None) -> None:
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise ValueError("a fingerprint is 64 lower-case hexadecimal digits")
-        if chunk_bytes < 1:
-            raise ValueError("chunk_bytes must be at least 1")
+        if chunk_bytes < 1 or chunk_bytes % CHUNK_ALIGNMENT:
+            raise ValueError(f"chunk_bytes must be a multiple of {CHUNK_ALIGNMENT}")
         self._fingerprint = fingerprint
         self._chunk_bytes = chunk_bytes
         self._seal: Seal = DamageSeal() if store_key is None else ForgerySeal(store_key)
@@ -116,7 +118,7 @@ class FeatureCodec:
             raise DamagedRecord(DamageCause.FIELDS)
         return _manifest(key, message)
 
-    def assembly(self, manifest: Manifest) -> "RecordAssembly":
+    def assembly(self, manifest: Manifest) -> RecordAssembly:
         """An empty buffer for the chunks of a manifest that `decode_manifest` returned."""
         return RecordAssembly(manifest, self._seal)
 
@@ -149,52 +151,6 @@ class FeatureCodec:
         )
 
 
-class RecordAssembly:
-    """Puts the chunks of one record at their places in one buffer, which becomes the tensor."""
-
-    def __init__(self, manifest: Manifest, seal: Seal) -> None:
-        self._manifest = manifest
-        self._seal = seal
-        self._buffer = torch.empty(manifest.size_bytes, dtype=torch.uint8)
-        self._view = self._buffer.numpy().data
-        self._missing = set(range(len(manifest.chunk_checksums)))
-
-    def add(self, index: int, chunk: Bytes) -> None:
-        """Checks one chunk and copies it.
-
-        Raises:
-            DamagedRecord: its length or checksum is not that of the manifest.
-        """
-        if len(chunk) != self._manifest.chunk_size(index):
-            raise DamagedRecord(DamageCause.LENGTH)
-        if self._seal.checksum(chunk) != self._manifest.chunk_checksums[index]:
-            raise DamagedRecord(DamageCause.CHECKSUM)
-        start = index * self._manifest.chunk_bytes
-        self._view[start : start + len(chunk)] = chunk
-        self._missing.discard(index)
-
-    def finish(self) -> FeatureBundle:
-        """The bundle; every chunk has been added.
-
-        Raises:
-            DamagedRecord: some value is NaN or infinite.
-        """
-        assert not self._missing, "chunks are missing"
-        manifest = self._manifest
-        tensor = self._buffer.view(_DTYPES[manifest.dtype]).view(manifest.token_count, -1)
-        bundle = FeatureBundle(
-            modality=manifest.modality,
-            grid=manifest.grid,
-            tensor=tensor,
-            hidden_size=manifest.hidden_size,
-            deepstack_levels=manifest.deepstack_levels,
-            timestamps=manifest.timestamps,
-        )
-        if not bundle.is_finite():
-            raise DamagedRecord(DamageCause.NOT_FINITE)
-        return bundle
-
-
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().view(torch.uint8).numpy().reshape(-1).data
 
@@ -210,7 +166,7 @@ def _has_sane_fields(message: FeatureManifest) -> bool:
     is_video = message.modality == Modality.VIDEO
     return (
         message.modality in list(Modality)
-        and message.dtype in _DTYPES
+        and message.dtype in DTYPES
         and _FINGERPRINT.fullmatch(message.fingerprint) is not None
         and _WRITE_ID.fullmatch(message.write_id) is not None
         and len(message.timestamps) == (message.grid_t if is_video else 0)
@@ -226,10 +182,11 @@ def _has_sane_size(message: FeatureManifest) -> bool:
         and 1 <= message.hidden_size <= _MAX_WIDTH
         and 0 <= message.deepstack_levels <= _MAX_LEVELS
         and message.chunk_bytes >= 1
+        and message.chunk_bytes % CHUNK_ALIGNMENT == 0
     ):
         return False
     width = (1 + message.deepstack_levels) * message.hidden_size
-    size_bytes = message.token_count * width * _DTYPES[message.dtype].itemsize
+    size_bytes = message.token_count * width * DTYPES[message.dtype].itemsize
     return (
         h % merge == w % merge == 0
         and message.token_count * merge**2 == t * h * w

@@ -13,7 +13,7 @@ from shared.store.store import FeatureStore
 
 FINGERPRINT = "f" * 64
 TTL_SECONDS = 60
-CHUNK_BYTES = 1000
+CHUNK_BYTES = 1008
 
 
 class Backend(Protocol):

@@ -49,7 +49,7 @@ def incomplete_count() -> float:
 # --- what is put comes back -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 7, 1000, 10**6])
+@pytest.mark.parametrize("chunk_bytes", [16, 48, 1008, 10**6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 async def test_every_dtype_comes_back_bit_for_bit(
     backend: Backend, dtype: torch.dtype, chunk_bytes: int
@@ -383,7 +383,7 @@ async def test_a_genuine_record_can_not_be_altered_without_the_store_key(backend
 
 async def test_writers_of_one_key_never_mix(backend: Backend) -> None:
     """Two computations of one key may differ in the last bits: readers see the one or the other."""
-    stores = [backend.open(chunk_bytes=100), backend.open(chunk_bytes=700)]
+    stores = [backend.open(chunk_bytes=112), backend.open(chunk_bytes=704)]
     bundles = [make_bundle(seed=0), make_bundle(seed=1)]
     await stores[0].put(KEY, bundles[0])
     writing = asyncio.gather(*(stores[turn % 2].put(KEY, bundles[turn % 2]) for turn in range(20)))
