@@ -5,6 +5,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from shared.features.buffers import BufferPool
 from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.manifest import Manifest
@@ -22,6 +23,8 @@ _INFINITY_BITS: Final[dict[str, tuple[type[np.signedinteger[Any]], type[np.unsig
     "bfloat16": (np.int16, np.uint16, 0x7F80),
 }
 
+_BUFFERS: Final = BufferPool()
+
 
 class RecordAssembly:
     """The memory of one record, whose chunks come in any order, from several threads; becomes the tensor."""
@@ -29,8 +32,7 @@ class RecordAssembly:
     def __init__(self, manifest: Manifest, seal: Seal) -> None:
         self._manifest = manifest
         self._seal = seal
-        # NumPy asks for huge pages: filling fresh memory page by page takes longer than the network.
-        self._buffer = np.empty(manifest.size_bytes, dtype=np.uint8)
+        self._buffer = _BUFFERS.take(manifest.size_bytes)
         self._missing = set(range(len(manifest.chunk_checksums)))
 
     def place(self, index: int) -> "ChunkPlace":
