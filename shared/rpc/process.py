@@ -12,8 +12,8 @@ from shared.checkpoint import CheckpointError
 from shared.errors import LenspairError, StoreUnavailable
 from shared.rpc.server import RpcServer
 from shared.settings import SharedSettings
+from shared.store.redis_url import InvalidStoreUrl
 from shared.store.store import FeatureStore
-from shared.store.store_url import InvalidStoreUrl
 
 _PING_AGAIN_SECONDS = 1.0
 # What an operator can mend when loading raises it.

@@ -23,7 +23,7 @@ from shared.errors import StoreFull, StoreUnavailable
 from shared.store.metrics import CONNECTION_WAIT_SECONDS
 from shared.store.redis_servers import ClusterServers, OnlyServer, SentinelServers, Servers
 from shared.store.redis_socket import Command, RedisSocket
-from shared.store.store_url import Address, StoreKind, StoreUrl, parse_store_url
+from shared.store.redis_url import Address, StoreKind, StoreUrl, parse_store_url
 
 T = TypeVar("T")
 Job = Callable[[RedisSocket], T]
@@ -55,7 +55,7 @@ class RedisConnections:
         """Prepares connections; they are made at the first use.
 
         Args:
-            url: see shared/store/store_url.py.
+            url: see shared/store/redis_url.py.
             timeout_seconds: longest time of one exchange, waiting for a free thread included.
             connections: most exchanges at a time, and most connections to one server.
 

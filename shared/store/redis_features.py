@@ -59,7 +59,7 @@ def open_feature_store(
     """The feature store of a URL. It connects at the first use; `ping` tries it.
 
     Args:
-        url: see shared/store/store_url.py.
+        url: see shared/store/redis_url.py.
         fingerprint: that of the checkpoint whose features are written.
         ttl_seconds: time to live of a feature since its last read.
         timeout_seconds: longest wait for one answer of the store.

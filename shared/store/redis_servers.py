@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from shared.store.store_url import Address, StoreUrl
+from shared.store.redis_url import Address, StoreUrl
 
 # A fail-over that left connections open is noticed this much later at the most.
 _SENTINEL_ANSWER_SECONDS: Final = 1.0

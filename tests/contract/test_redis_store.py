@@ -19,8 +19,8 @@ from shared.features.bundle import FeatureBundle
 from shared.features.grid import Grid
 from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_connection import RedisConnections
+from shared.store.redis_url import InvalidStoreUrl
 from shared.store.store import FeatureStore
-from shared.store.store_url import InvalidStoreUrl
 from tests.contract.backends import RedisBackend
 from tests.contract.slow_network import slow_network
 from tests.feature_samples import make_bundle, make_key, same_bytes

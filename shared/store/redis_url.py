@@ -8,6 +8,7 @@
 The last two are rediss+… with TLS. IPv6 addresses stand in brackets.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -120,6 +121,9 @@ def _address(text: str, default_port: int) -> Address:
 
 
 def _options(url: str, more_options: frozenset[str] = frozenset()) -> dict[str, Any]:
+    parts = urlsplit(url)
+    if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
+        raise InvalidStoreUrl("the database in a store URL is a number")
     options = dict(parse_url(url))
     if unknown := sorted(options.keys() - _URL_OPTIONS - more_options):
         raise InvalidStoreUrl(f"options that a store URL can't have: {', '.join(unknown)}")
