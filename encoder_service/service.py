@@ -14,11 +14,11 @@ from enum import IntEnum
 from encoder_service import metrics
 from encoder_service.intake import Intake
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
-from encoder_service.single_flight import SingleFlight, Work
 from encoder_service.worker import Worker
 from shared.batching import Claim
 from shared.errors import DeadlineExceeded
 from shared.features.key import EffectiveSettings, FeatureKey, Modality, media_digest
+from shared.single_flight import SingleFlight, Work
 from shared.store.store import FeatureStore, StoredFeature
 
 # Below this, hashing takes less time than the way to another thread and back.
