@@ -48,13 +48,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, *, default_deadline_seconds: float, max_deadline_seconds: float, tenant_metadata: str = ""
+        self,
+        *,
+        default_deadline_seconds: float,
+        max_deadline_seconds: float,
+        tenant_metadata: str = "",
+        require_tenant: bool = False,
     ) -> None:
         self.is_ready = False
         self.calls = RunningCalls()
         self._default_deadline = min(default_deadline_seconds, max_deadline_seconds)
         self._max_deadline = max_deadline_seconds
-        self._tenant_metadata = tenant_metadata
+        self._read_tenant = partial(read_tenant, header=tenant_metadata, is_required=require_tenant)
 
     async def intercept_service(
         self,
@@ -91,7 +96,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _answer(self, name: MethodName, context: Context, work: Work) -> Any:
         with observed(name, context) as observation:
             try:
-                tenant = read_tenant(context.invocation_metadata() or (), self._tenant_metadata)
+                tenant = self._read_tenant(context.invocation_metadata() or ())
                 return await self._work_in_time(context, work, tenant)
             except grpc.aio.AbortError:
                 raise

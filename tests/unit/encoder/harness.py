@@ -15,7 +15,7 @@ from encoder_service.worker import Worker
 from shared.batching import BatchLimits
 from shared.features.codec import FeatureCodec
 from shared.features.key import namespace, tenant_tag
-from shared.store.memory import MemoryFeatureStore
+from shared.store.memory import MemoryFeatureStore, MemoryValue
 from tests.fakes import FakeTower
 from tests.unit.encoder.samples import LIMITS
 
@@ -23,6 +23,7 @@ POLICY = PixelPolicy(
     default_min_pixels=4096, default_max_pixels=65_536, limit_min_pixels=65_536, limit_max_pixels=65_536
 )
 TENANT = tenant_tag("")
+FINGERPRINT = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,9 @@ class Harness:
     intake: Intake
 
 
-def a_store() -> MemoryFeatureStore:
-    return MemoryFeatureStore(FeatureCodec(fingerprint="0" * 64, chunk_bytes=4096), ttl_seconds=60)
+def a_store(values: dict[str, MemoryValue] | None = None) -> MemoryFeatureStore:
+    codec = FeatureCodec(fingerprint=FINGERPRINT, chunk_bytes=4096)
+    return MemoryFeatureStore(codec, ttl_seconds=60, values=values)
 
 
 def picture(
