@@ -59,7 +59,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self.calls = RunningCalls()
         self._default_deadline = min(default_deadline_seconds, max_deadline_seconds)
         self._max_deadline = max_deadline_seconds
-        self._read_tenant = partial(read_tenant, header=tenant_metadata, is_required=require_tenant)
+        self._tenant_metadata = tenant_metadata
+        self._require_tenant = require_tenant
 
     async def intercept_service(
         self,
@@ -96,7 +97,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _answer(self, name: MethodName, context: Context, work: Work) -> Any:
         with observed(name, context) as observation:
             try:
-                tenant = self._read_tenant(context.invocation_metadata() or ())
+                metadata = context.invocation_metadata() or ()
+                tenant = read_tenant(metadata, self._tenant_metadata, is_required=self._require_tenant)
                 return await self._work_in_time(context, work, tenant)
             except grpc.aio.AbortError:
                 raise

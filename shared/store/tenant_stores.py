@@ -23,16 +23,16 @@ class TenantFeatureStores:
         self._own = {tenant_tag(name): store for name, store in own.items()}
 
     async def look_up(self, key: FeatureKey) -> StoredFeature | None:
-        return await self._of(key).look_up(key)
+        return await self._of(key.tenant).look_up(key)
 
     async def fetch(self, manifest: Manifest) -> FeatureBundle | None:
-        return await self._of(manifest.key).fetch(manifest)
+        return await self._of(manifest.key.tenant).fetch(manifest)
 
     async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
-        return await self._of(key).put(key, bundle)
+        return await self._of(key.tenant).put(key, bundle)
 
     async def delete(self, key: FeatureKey) -> bool:
-        return await self._of(key).delete(key)
+        return await self._of(key.tenant).delete(key)
 
     async def ping(self) -> None:
         """Returns when all stores answer: a process starts only where every tenant can be served.
@@ -53,5 +53,5 @@ class TenantFeatureStores:
             for store in (self._common, *self._named.values()):
                 stores.push_async_callback(store.close)
 
-    def _of(self, key: FeatureKey) -> FeatureStore:
-        return self._own.get(key.tenant, self._common)
+    def _of(self, tenant: str) -> FeatureStore:
+        return self._own.get(tenant, self._common)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+import safetensors.torch
 import torch
 from prometheus_client import REGISTRY
 
@@ -276,6 +277,11 @@ async def copy_other_record_with_chunks(backend: Backend, manifest: Manifest) ->
         ),
         pytest.param(
             replace_manifest(DamageSeal().close(b"\xff" * 50)), DamageCause.SYNTAX, id="no message, sealed"
+        ),
+        pytest.param(
+            replace_manifest(safetensors.torch.save({"x": torch.zeros(8)})[:-4]),
+            DamageCause.SEAL,
+            id="safetensors cut short",
         ),
         pytest.param(replace_manifest(bytes(2 * 1024**2)), DamageCause.SIZE, id="manifest of megabytes"),
     ],

@@ -238,6 +238,19 @@ async def test_a_key_whose_record_claims_another_grid_is_not_found(
     await pair.ask(method, str(key))
 
 
+# --- C07: what is stored and asked about is one picture, not a list -----------------------------------
+
+
+async def test_pictures_are_reused_in_any_list_and_order(pair: ServedPair) -> None:
+    first, second = await key_of(pair, RED, None), await key_of(pair, BLUE, None)
+    for keys in ([first], [first, second], [second, first], [first, first]):
+        await pair.ask("Generate", *keys)
+        tokens = [bundle.token_count for bundle in pair.engine.requests[-1].features]
+        assert tokens == [{first: 4, second: 8}[key] for key in keys]
+    assert await key_of(pair, RED, None) == first
+    assert pair.tower.passes == [1, 1]
+
+
 # --- C21: nobody remembers what the store has forgotten -----------------------------------------------
 
 

@@ -105,6 +105,7 @@ def test_urls_of_tenants_are_never_shown(
     monkeypatch.setenv("LENSPAIR_TENANT_STORE_URLS", json.dumps({"shop": SECRET}))
     settings = kind()  # type: ignore[call-arg]  # from the environment
     assert settings.tenant_store_urls["shop"].get_secret_value() == SECRET
+    assert "LENSPAIR_TENANT_STORE_URLS (unset)" in describe_settings(kind)
     shown: list[Any] = [settings, repr(settings), settings.model_dump(), settings.model_dump_json()]
     assert "pass-word" not in f"{shown} {describe_settings(kind)}"
     with pytest.raises(ValidationError) as caught:
