@@ -3,8 +3,8 @@
 from pydantic import SecretStr
 
 from shared.settings import SharedSettings
-from shared.store.redis_connection import InvalidStoreUrl
 from shared.store.redis_features import open_feature_store
+from shared.store.redis_url import InvalidStoreUrl
 from shared.store.store import FeatureStore
 from shared.store.tenant_stores import TenantFeatureStores
 

@@ -12,7 +12,7 @@ from shared.features.grid import Grid
 from shared.features.key import FeatureKey, tenant_tag
 from shared.settings import SharedSettings
 from shared.store.open_store import open_store
-from shared.store.redis_connection import InvalidStoreUrl
+from shared.store.redis_url import InvalidStoreUrl
 from shared.store.store import FeatureStore
 from tests.contract.backends import FINGERPRINT, RedisBackend
 from tests.contract.test_feature_store import read
