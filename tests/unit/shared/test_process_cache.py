@@ -26,7 +26,7 @@ class SlowStore:
     """A FeatureStore in memory whose transfers wait for a gate, are counted, and may fail."""
 
     def __init__(self) -> None:
-        codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1000)
+        codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008)
         self.memory = MemoryFeatureStore(codec, ttl_seconds=60)
         self.gate = asyncio.Event()
         self.gate.set()
