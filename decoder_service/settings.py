@@ -2,8 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from decoder_service.allowed_sources import AllowedSources
 from shared.settings import SharedSettings
 
 
@@ -49,6 +50,24 @@ class DecoderSettings(SharedSettings):
     default_output_tokens: int = Field(
         default=512, ge=1, description="Output tokens of a request that does not say."
     )
+    allowed_sources: str = Field(
+        default="",
+        description="Encoders that features may be fetched from directly when the store lacks them: exact "
+        "hosts, *.suffix or networks (IPv6 in brackets), with commas between them, each with :port or for any "
+        "port; empty: none. Needs LENSPAIR_STORE_KEY.",
+    )
+
+    @field_validator("allowed_sources")
+    @classmethod
+    def _is_a_list_of_sources(cls, text: str) -> str:
+        AllowedSources.parse(text)
+        return text
+
+    @model_validator(mode="after")
+    def _hand_over_is_sealed(self) -> Self:
+        if self.allowed_sources and self.store_key is None:
+            raise ValueError("LENSPAIR_ALLOWED_SOURCES needs LENSPAIR_STORE_KEY")
+        return self
 
     @model_validator(mode="after")
     def _every_request_gets_a_token(self) -> Self:

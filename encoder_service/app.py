@@ -8,6 +8,7 @@ import structlog
 import torch
 from PIL import Image
 
+from encoder_service.hand_over import HandOver, HandOverMemory
 from encoder_service.intake import Intake
 from encoder_service.media import MediaLimits, load_codecs
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
@@ -20,10 +21,12 @@ from encoder_service.worker import Worker
 from shared.batching import BatchLimits
 from shared.checkpoint import choose_placement, open_checkpoint
 from shared.cpu import available_cores
+from shared.features.codec import FeatureCodec
 from shared.features.key import namespace
+from shared.features.source import Address, SourceSeal
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
 from shared.rpc.process import run_process
-from shared.store.open_store import open_store
+from shared.store.open_store import open_codec, open_store
 from shared.store.store import FeatureStore
 
 SERVICE_NAME = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
@@ -84,9 +87,19 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         worker=worker,
         policy=policy,
         namespace=namespace([*fields, *model.namespace_fields()]),
+        hand_over=hand_over(settings, open_codec(settings, checkpoint.fingerprint)),
     )
     servicer.use(service)
     return Encoder(service, worker, intake, store)
+
+
+def hand_over(settings: EncoderSettings, codec: FeatureCodec) -> HandOver:
+    memory = HandOverMemory(limit_bytes=settings.hand_over_bytes, seconds=settings.hand_over_seconds)
+    if not settings.advertised_address:
+        return HandOver(codec, memory, None)
+    assert settings.store_key_bytes is not None, "the settings were checked"
+    seal = SourceSeal(settings.store_key_bytes)
+    return HandOver(codec, memory, partial(seal.close, Address.parse(settings.advertised_address)))
 
 
 def pixel_policy(settings: EncoderSettings, preprocessor: ImagePreprocessor) -> PixelPolicy:

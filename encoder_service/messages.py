@@ -69,7 +69,7 @@ def picture_queries(request: pb.LookupFeaturesRequest, tenant: str) -> list[Pict
     return [_picture_query(query, tenant, f"queries[{index}]") for index, query in enumerate(request.queries)]
 
 
-def feature_ref(feature: StoredFeature) -> pb.FeatureRef:
+def feature_ref(feature: StoredFeature, source: str = "") -> pb.FeatureRef:
     """The reference that callers pass on."""
     manifest = feature.manifest
     ref = pb.FeatureRef(
@@ -78,6 +78,7 @@ def feature_ref(feature: StoredFeature) -> pb.FeatureRef:
         grid_thw=pb.GridThw(t=manifest.grid.t, h=manifest.grid.h, w=manifest.grid.w),
         token_count=manifest.token_count,
         size_bytes=manifest.size_bytes,
+        source=source,
     )
     ref.expire_time.FromDatetime(feature.expires_at)
     return ref
@@ -86,7 +87,7 @@ def feature_ref(feature: StoredFeature) -> pb.FeatureRef:
 def answer_fields(encoded: Encoded) -> dict[str, Any]:
     """The fields that EncodeResponse and StreamEncodeResponse share."""
     return {
-        "feature": feature_ref(encoded.feature),
+        "feature": feature_ref(encoded.feature, encoded.source),
         "outcome": pb.Outcome.ValueType(int(encoded.outcome)),
         "effective_settings": _effective(encoded.settings),
     }

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 from opentelemetry import trace
 from prometheus_client import Counter, Gauge, Histogram
@@ -43,17 +43,32 @@ STAGE_SECONDS = Histogram(
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
 )
 
+HAND_OVERS = Counter(
+    "lenspair_encoder_hand_overs_total",
+    "Features that the store did not take, by what became of them: offered to a caller, not_wanted by any, "
+    "too_large to keep, served to a decoder, or missing when one asked.",
+    ["event"],
+)
+HAND_OVER_BYTES = Gauge("lenspair_encoder_hand_over_bytes", "Bytes kept to be handed over.")
+
+HandOverEvent = Literal["offered", "not_wanted", "too_large", "served", "missing"]
+for _event in get_args(HandOverEvent):
+    HAND_OVERS.labels(_event)
+
 tracer = trace.get_tracer("lenspair.encoder")
 
 _SPAN_NAMES: dict[Stage, str] = {"store": "encode.store_put"}
 
 
-def count_feature(outcome: str, num_tokens: int) -> None:
+def count_feature(outcome: str, num_tokens: int, *, is_offered: bool) -> None:
     """Counts a feature that is handed out, and says so on the span of the call."""
     FEATURES.labels(outcome).inc()
+    if is_offered:
+        HAND_OVERS.labels("offered").inc()
     span = trace.get_current_span()
     span.set_attribute("lenspair.feature.outcome", outcome)
     span.set_attribute("lenspair.feature.tokens", num_tokens)
+    span.set_attribute("lenspair.feature.is_offered", is_offered)
 
 
 @contextmanager

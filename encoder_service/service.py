@@ -8,15 +8,17 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from encoder_service import metrics
+from encoder_service.hand_over import HandOver, StoreProblem
 from encoder_service.intake import Intake
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
 from encoder_service.worker import Worker
 from shared.batching import Claim
-from shared.errors import DeadlineExceeded
+from shared.errors import DeadlineExceeded, StoreFull, StoreUnavailable
+from shared.features.bundle import FeatureBundle
 from shared.features.key import EffectiveSettings, FeatureKey, Modality, media_digest
 from shared.single_flight import SingleFlight, Work
 from shared.store.store import FeatureStore, StoredFeature
@@ -36,12 +38,16 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture to encode. `tenant` is a key part; `deadline` is on the clock of the service."""
+    """One picture to encode. `tenant` is a key part; `deadline` is on the clock of the service.
+
+    `allow_hand_over`: the caller takes a source in place of a stored feature.
+    """
 
     tenant: str
     data: bytes
     settings: RequestedSettings
     deadline: float
+    allow_hand_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +61,32 @@ class PictureQuery:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Where the features are, how they were found, and the settings that they were made with."""
+    """Where the features are, how they were found, and the settings that they were made with.
+
+    `source` names this encoder when it hands the features over itself, because the store did not take them.
+    """
 
     feature: StoredFeature
     outcome: Outcome
     settings: EffectiveSettings
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a flight comes to. With a source, `problem` is what callers get who take none."""
+
+    feature: StoredFeature
+    outcome: Outcome
+    source: str = ""
+    problem: StoreProblem | None = None
 
 
 class EncoderService:
-    """What the encoder does for its callers. `namespace` is the key part of model and processor."""
+    """What the encoder does for its callers. `namespace` is the key part of model and processor.
+
+    `hand_over` keeps what the store does not take; without it the store's errors are the callers'.
+    """
 
     def __init__(
         self,
@@ -73,6 +96,7 @@ class EncoderService:
         worker: Worker,
         policy: PixelPolicy,
         namespace: str,
+        hand_over: HandOver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -80,8 +104,9 @@ class EncoderService:
         self._worker = worker
         self._policy = policy
         self._namespace = namespace
+        self._hand_over = hand_over
         self._clock = clock
-        self._flights: SingleFlight[FeatureKey, tuple[StoredFeature, Outcome]] = SingleFlight()
+        self._flights: SingleFlight[FeatureKey, _Found] = SingleFlight()
 
     def deadline_in(self, seconds: float) -> float:
         """The point in time so many seconds from now, as `Picture.deadline` wants it."""
@@ -103,7 +128,8 @@ class EncoderService:
         Raises:
             InvalidMedia, MediaTooLarge, InvalidMediaSettings: the picture or its settings can't be used.
             QueueFull: too much waits already.
-            StoreUnavailable, StoreFull: the store does not answer, or takes no more.
+            StoreUnavailable, StoreFull: the store does not answer, or takes no more, and the features can't
+                be handed over.
             DeadlineExceeded: the deadline has passed.
         """
         self._intake.check_size(len(picture.data))
@@ -113,12 +139,17 @@ class EncoderService:
             sha256 = await _sha256(picture.data)
         key = self._key(picture.tenant, sha256, settings)
 
-        async def work(claim: Claim) -> tuple[StoredFeature, Outcome]:
+        async def work(claim: Claim) -> _Found:
             return await self._find_or_make(key, picture.data, settings, claim)
 
-        feature, outcome = await self._fly(key, picture.deadline, work)
-        metrics.count_feature(outcome.name.lower(), feature.manifest.token_count)
-        return Encoded(feature, outcome, settings)
+        with self._hand_over.allowed(key, by_caller=picture.allow_hand_over):
+            found = await self._fly(key, picture.deadline, work)
+        if found.problem is not None and not picture.allow_hand_over:
+            raise found.problem
+        metrics.count_feature(
+            found.outcome.name.lower(), found.feature.manifest.token_count, is_offered=bool(found.source)
+        )
+        return Encoded(found.feature, found.outcome, settings, found.source)
 
     async def look_up(self, queries: Sequence[PictureQuery]) -> list[StoredFeature | None]:
         """What the store has of these pictures, in their order; computes nothing.
@@ -139,38 +170,64 @@ class EncoderService:
         with metrics.stage("lookup"):
             return await asyncio.gather(*(find(key) for key in keys))
 
+    @property
+    def hand_over(self) -> HandOver:
+        """What is kept for decoders."""
+        return self._hand_over
+
     async def close(self) -> None:
         """Ends what is still being computed. No call may follow."""
         await self._flights.close()
 
-    async def _fly(
-        self, key: FeatureKey, deadline: float, work: Work[tuple[StoredFeature, Outcome]]
-    ) -> tuple[StoredFeature, Outcome]:
+    async def _fly(self, key: FeatureKey, deadline: float, work: Work[_Found]) -> _Found:
         timeout = asyncio.timeout(max(0.0, deadline - self._clock()))
         try:
             async with timeout:
-                (feature, outcome), is_leader = await self._flights.run(key, deadline, work)
+                found, is_leader = await self._flights.run(key, deadline, work)
         except TimeoutError:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded("the picture was not encoded in time") from None
-        if outcome is Outcome.ENCODED and not is_leader:
-            outcome = Outcome.JOINED
-        return feature, outcome
+        if found.outcome is Outcome.ENCODED and not is_leader:
+            return replace(found, outcome=Outcome.JOINED)
+        return found
 
     async def _find_or_make(
         self, key: FeatureKey, data: bytes, settings: EffectiveSettings, claim: Claim
-    ) -> tuple[StoredFeature, Outcome]:
-        with metrics.stage("lookup"):
-            found = await self._store.look_up(key)
+    ) -> _Found:
+        problem: StoreProblem | None = None
+        found = None
+        try:
+            with metrics.stage("lookup"):
+                found = await self._store.look_up(key)
+        except StoreUnavailable as error:
+            self._hand_over.check_wanted(key, error)
+            problem = error
         if found is not None:
-            return found, Outcome.HIT
+            return _Found(found, Outcome.HIT)
+        kept = self._hand_over.find(key)
+        outcome = Outcome.ENCODED if kept is None else Outcome.HIT
+        bundle = await self._make(data, settings, claim) if kept is None else kept
+        return await self._store_or_offer(key, bundle, outcome, problem)
+
+    async def _make(self, data: bytes, settings: EffectiveSettings, claim: Claim) -> FeatureBundle:
         num_patches = await self._intake.count_patches(data, settings)
         with self._worker.place(num_patches):
             patches = await self._intake.patches(data, settings)
-        bundle = await self._worker.encode(self._worker.submit(patches, claim))
-        with metrics.stage("store"):
-            return await self._store.put(key, bundle), Outcome.ENCODED
+        return await self._worker.encode(self._worker.submit(patches, claim))
+
+    async def _store_or_offer(
+        self, key: FeatureKey, bundle: FeatureBundle, outcome: Outcome, problem: StoreProblem | None
+    ) -> _Found:
+        """A store that did not answer when it was asked gets no second chance: it costs a time-out."""
+        if problem is None:
+            try:
+                with metrics.stage("store"):
+                    return _Found(await self._store.put(key, bundle), outcome)
+            except (StoreUnavailable, StoreFull) as error:
+                problem = error
+        feature, source = await self._hand_over.offer(key, bundle, problem)
+        return _Found(feature, outcome, source, problem)
 
     def _key(self, tenant: str, sha256: bytes, settings: EffectiveSettings) -> FeatureKey:
         return FeatureKey(tenant, self._namespace, media_digest(Modality.IMAGE, sha256, settings))

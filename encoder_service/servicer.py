@@ -10,6 +10,7 @@ from encoder_service import messages
 from encoder_service.media_settings import RequestedSettings
 from encoder_service.service import EncoderService, Picture
 from shared.errors import InvalidRequest
+from shared.features.key import FeatureKey
 from shared.pb.lenspair.encoder.v1 import encoder_pb2 as pb
 from shared.pb.lenspair.encoder.v1 import encoder_pb2_grpc as pb_grpc
 from shared.rpc.deadline import remaining_seconds
@@ -36,7 +37,8 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
         data = messages.picture_bytes(request)
         messages.refuse_near_match(request, "near_match")
         settings = messages.requested_settings(request.settings, "settings")
-        encoded = await self._service.encode(self._picture(data, settings, context))
+        picture = self._picture(data, settings, context, allow_hand_over=request.allow_hand_over)
+        encoded = await self._service.encode(picture)
         return pb.EncodeResponse(**messages.answer_fields(encoded))
 
     async def StreamEncode(  # noqa: N802  the name in the contract
@@ -46,7 +48,8 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
         settings = messages.requested_settings(header.settings, "header.settings")
         self._service.check_announced(header.size_bytes, settings)
         data = await _body(request_iterator, header.size_bytes)
-        encoded = await self._service.encode(self._picture(data, settings, context))
+        picture = self._picture(data, settings, context, allow_hand_over=header.allow_hand_over)
+        encoded = await self._service.encode(picture)
         return pb.StreamEncodeResponse(**messages.answer_fields(encoded))
 
     async def LookupFeatures(  # noqa: N802  the name in the contract
@@ -57,9 +60,21 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
         refs = [None if feature is None else messages.feature_ref(feature) for feature in found]
         return pb.LookupFeaturesResponse(results=[pb.LookupResult(feature=ref) for ref in refs])
 
-    def _picture(self, data: bytes, settings: RequestedSettings, context: Context) -> Picture:
+    async def FetchFeatures(  # noqa: N802  the name in the contract
+        self, request: pb.FetchFeaturesRequest, context: Context
+    ) -> AsyncIterator[pb.FetchFeaturesResponse]:
+        hand_over = self._service.hand_over
+        held = hand_over.open(FeatureKey.parse(request.key, field="key"), tenant_of(context))
+        yield pb.FetchFeaturesResponse(manifest=held.record.sealed_manifest)
+        if not request.manifest_only:
+            for piece in hand_over.pieces(held):
+                yield pb.FetchFeaturesResponse(piece=piece)
+
+    def _picture(
+        self, data: bytes, settings: RequestedSettings, context: Context, *, allow_hand_over: bool
+    ) -> Picture:
         deadline = self._service.deadline_in(remaining_seconds(context))
-        return Picture(tenant_of(context), data, settings, deadline)
+        return Picture(tenant_of(context), data, settings, deadline, allow_hand_over)
 
 
 async def _header(requests: AsyncIterator[pb.StreamEncodeRequest]) -> pb.StreamEncodeHeader:

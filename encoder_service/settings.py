@@ -1,7 +1,10 @@
 """The settings of the encoder service, on top of those of any service."""
 
-from pydantic import Field
+from typing import Self
 
+from pydantic import Field, field_validator, model_validator
+
+from shared.features.source import Address
 from shared.settings import SharedSettings
 
 
@@ -57,3 +60,26 @@ class EncoderSettings(SharedSettings):
         ge=1,
         description="Most patches that wait or are prepared (6 KiB each); more get QUEUE_FULL.",
     )
+
+    advertised_address: str = Field(
+        default="",
+        description="host:port under which decoders reach this very process, to fetch features that the store "
+        "did not take; empty: nothing is handed over. Needs LENSPAIR_STORE_KEY.",
+    )
+    hand_over_bytes: int = Field(
+        default=256 * 1024 * 1024, ge=1, description="Most bytes of features that are kept to be handed over."
+    )
+    hand_over_seconds: float = Field(
+        default=60.0, gt=0, description="How long a feature is kept to be handed over."
+    )
+
+    @field_validator("advertised_address")
+    @classmethod
+    def _is_an_address(cls, text: str) -> str:
+        return str(Address.parse(text)) if text else text
+
+    @model_validator(mode="after")
+    def _hand_over_is_sealed(self) -> Self:
+        if self.advertised_address and self.store_key is None:
+            raise ValueError("LENSPAIR_ADVERTISED_ADDRESS needs LENSPAIR_STORE_KEY")
+        return self

@@ -75,10 +75,10 @@ class FeatureNotFound(LenspairError):
 
     reason = "FEATURE_NOT_FOUND"
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], *, field: str = "task.turns.parts.feature_key") -> None:
         super().__init__(
             f"{len(keys)} of the named features are not in the store; encode them again",
-            field="task.turns.parts.feature_key",
+            field=field,
             keys=",".join(keys),
         )
         self.keys = tuple(keys)

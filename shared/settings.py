@@ -40,7 +40,8 @@ class SharedSettings(BaseSettings):
     store_key: SecretStr | None = Field(
         default=None,
         description="Secret that seals records (HMAC-SHA-256) in a store that others can write to; the same "
-        f"for both services, random, at least {MIN_STORE_KEY_BYTES} bytes.",
+        f"for both services, random, at least {MIN_STORE_KEY_BYTES} bytes. Handing features over directly "
+        "needs it.",
     )
     store_ttl_seconds: int = Field(default=300, ge=1, description="Time to live of a feature.")
     store_timeout_seconds: float = Field(
@@ -119,3 +120,8 @@ class SharedSettings(BaseSettings):
                 "LENSPAIR_REQUIRE_TENANT and LENSPAIR_TENANT_STORE_URLS need LENSPAIR_TENANT_METADATA"
             )
         return self
+
+    @property
+    def store_key_bytes(self) -> bytes | None:
+        """The store key as it is hashed with; None without one."""
+        return None if self.store_key is None else self.store_key.get_secret_value().encode()

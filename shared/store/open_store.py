@@ -1,7 +1,8 @@
-"""Opens the feature stores that the settings name."""
+"""Opens the feature stores that the settings name, and the codec of their records."""
 
 from pydantic import SecretStr
 
+from shared.features.codec import FeatureCodec
 from shared.settings import SharedSettings
 from shared.store.redis_features import open_feature_store
 from shared.store.redis_url import InvalidStoreUrl
@@ -28,7 +29,6 @@ def open_store(settings: SharedSettings, fingerprint: str) -> FeatureStore:
 
 
 def _open(url: SecretStr, settings: SharedSettings, fingerprint: str) -> FeatureStore:
-    secret = settings.store_key
     return open_feature_store(
         url=url.get_secret_value(),
         fingerprint=fingerprint,
@@ -36,5 +36,14 @@ def _open(url: SecretStr, settings: SharedSettings, fingerprint: str) -> Feature
         timeout_seconds=settings.store_timeout_seconds,
         connections=settings.store_connections,
         chunk_bytes=settings.store_chunk_bytes,
-        store_key=None if secret is None else secret.get_secret_value().encode(),
+        store_key=settings.store_key_bytes,
+    )
+
+
+def open_codec(settings: SharedSettings, fingerprint: str) -> FeatureCodec:
+    """The codec of the records in those stores, for records that travel another way."""
+    return FeatureCodec(
+        fingerprint=fingerprint,
+        chunk_bytes=settings.store_chunk_bytes,
+        store_key=settings.store_key_bytes,
     )
