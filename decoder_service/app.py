@@ -6,6 +6,7 @@ import structlog
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from decoder_service.allowed_sources import AllowedSources
 from decoder_service.byte_budget import ByteBudget
 from decoder_service.engine.engine import GenerationRequest, Limits, Prompt, Sampling
 from decoder_service.engine.kv_cache import BLOCK_TOKENS, BlockManager
@@ -15,6 +16,7 @@ from decoder_service.engine.loop import EngineLoop
 from decoder_service.engine.model_runner import ModelRunner
 from decoder_service.engine.scheduler import BatchLimits, Chunk, Scheduler, Step
 from decoder_service.feature_reader import FeatureReader, FeatureShape
+from decoder_service.hand_over import HandedOverFeatures
 from decoder_service.prompt import PromptBuilder
 from decoder_service.service import DecoderService
 from decoder_service.servicer import DecoderServicer
@@ -22,9 +24,12 @@ from decoder_service.settings import DecoderSettings
 from decoder_service.task import TaskLimits
 from shared.checkpoint import choose_placement, open_checkpoint
 from shared.cpu import available_cores
+from shared.features.codec import FeatureCodec
+from shared.features.source import SourceSeal
 from shared.pb.lenspair.decoder.v1 import decoder_pb2, decoder_pb2_grpc
+from shared.rpc.feature_source import FeatureCalls
 from shared.rpc.process import run_process
-from shared.store.open_store import open_store
+from shared.store.open_store import open_codec, open_store
 from shared.store.process_cache import CachedFeatureStore
 from shared.store.store import FeatureStore
 
@@ -36,15 +41,17 @@ _log = structlog.get_logger("lenspair.decoder")
 class Decoder:
     """A decoder with its language model loaded and run once."""
 
-    def __init__(self, engine: EngineLoop, store: FeatureStore) -> None:
+    def __init__(self, engine: EngineLoop, store: FeatureStore, calls: FeatureCalls) -> None:
         self.store = store
         self._engine = engine
+        self._calls = calls
 
     async def run(self) -> None:
         await self._engine.run()
 
     async def close(self) -> None:
         await self._engine.close()
+        await self._calls.close()
         await self.store.close()
 
 
@@ -68,8 +75,10 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
     _log.info("model loaded", fingerprint=checkpoint.fingerprint, device=placement.device)
     engine = build_engine(model, settings)
     shape = FeatureShape(checkpoint.fingerprint, model.hidden_size, model.deepstack_levels)
+    calls = FeatureCalls()
+    sources = handed_over_features(settings, open_codec(settings, checkpoint.fingerprint), calls)
     service = DecoderService(
-        FeatureReader(store, shape),
+        FeatureReader(store, shape, sources),
         PromptBuilder.open(checkpoint),
         engine,
         task_limits(settings),
@@ -77,7 +86,19 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
         model_name=checkpoint.path.name,
     )
     servicer.use(service)
-    return Decoder(engine, store)
+    return Decoder(engine, store, calls)
+
+
+def handed_over_features(
+    settings: DecoderSettings, codec: FeatureCodec, calls: FeatureCalls
+) -> HandedOverFeatures | None:
+    """None when no encoder may be asked."""
+    allowed = AllowedSources.parse(settings.allowed_sources)
+    if not allowed:
+        return None
+    assert settings.store_key_bytes is not None, "the settings were checked"
+    seal = SourceSeal(settings.store_key_bytes)
+    return HandedOverFeatures(codec, seal, allowed, calls, timeout_seconds=settings.store_timeout_seconds)
 
 
 def with_cache(store: FeatureStore, settings: DecoderSettings) -> FeatureStore:

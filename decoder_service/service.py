@@ -17,13 +17,12 @@ from decoder_service.engine.engine import (
     RequestTimings,
     TokenOutput,
 )
-from decoder_service.feature_reader import FeatureReader, NamedKey
+from decoder_service.feature_reader import FeatureReader, Location, NamedKey
 from decoder_service.observation import Generation, stage
 from decoder_service.prompt import FeaturePart, PromptBuilder, TextPart, Turn
 from decoder_service.task import Task, TaskLimits, check_task
 from shared.errors import PromptTooLong
 from shared.features.bundle import FeatureBundle
-from shared.features.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +68,15 @@ class DecoderService:
         """
         arrived = time.monotonic()
         check_task(task, self._limits)
-        manifests = await self._look_up(task.turns, tenant, "task.turns")
-        prompt = await self._build(task.turns, manifests, "task.turns")
+        locations = await self._look_up(task.turns, tenant, "task.turns")
+        prompt = await self._build(task.turns, locations, "task.turns")
         limits = self._engine_limits(task, prompt)
         answer = Answer(self._prompts.detokenizer(task.stop_sequences), task.continuation)
         timings = RequestTimings()
         generation = Generation(self._model_name, prompt, task.sampling, limits)
         with generation.recorded():
             if not answer.finish:
-                async with aclosing(self._outputs(task, prompt, limits, manifests, timings)) as outputs:
+                async with aclosing(self._outputs(task, prompt, limits, locations, timings)) as outputs:
                     async for output in outputs:
                         yield answer.add(output)
                         if answer.finish:
@@ -91,9 +90,9 @@ class DecoderService:
         prompt = await self._build(turns, await self._look_up(turns, tenant, "turns"), "turns")
         return TokenCount(len(prompt.token_ids), prompt.visual_tokens, self._engine.context_tokens)
 
-    async def _look_up(self, turns: Sequence[Turn], tenant: str, field: str) -> dict[str, Manifest]:
+    async def _look_up(self, turns: Sequence[Turn], tenant: str, field: str) -> dict[str, Location]:
         names = [
-            NamedKey(part.key, f"{field}[{i}].parts[{j}].feature_key")
+            NamedKey(part.key, f"{field}[{i}].parts[{j}].feature_key", part.source)
             for i, turn in enumerate(turns)
             for j, part in enumerate(turn.parts)
             if isinstance(part, FeaturePart)
@@ -101,13 +100,14 @@ class DecoderService:
         with stage("look_up"):
             return await self._reader.look_up(names, tenant)
 
-    async def _build(self, turns: Sequence[Turn], manifests: Mapping[str, Manifest], field: str) -> Prompt:
+    async def _build(self, turns: Sequence[Turn], locations: Mapping[str, Location], field: str) -> Prompt:
         """Off the event loop: tokenizing a long text takes a while."""
         texts = [part.text for turn in turns for part in turn.parts if isinstance(part, TextPart)]
         characters = sum(map(len, texts))
         most = self._limits.max_prompt_characters
         if characters > most:
             raise PromptTooLong(f"the turns have {characters} characters, the limit is {most}", field=field)
+        manifests = {text: location.manifest for text, location in locations.items()}
         with stage("prompt"):
             return await asyncio.to_thread(self._prompts.build, turns, manifests, field=field)
 
@@ -135,11 +135,11 @@ class DecoderService:
         task: Task,
         prompt: Prompt,
         limits: Limits,
-        manifests: Mapping[str, Manifest],
+        locations: Mapping[str, Location],
         timings: RequestTimings,
     ) -> AsyncGenerator[TokenOutput, None]:
         """The engine's tokens. Tensors count against the budget until the engine has used them."""
-        size_bytes = sum(manifest.size_bytes for manifest in manifests.values())
+        size_bytes = sum(location.manifest.size_bytes for location in locations.values())
         async with AsyncExitStack() as held:
             await held.enter_async_context(self._feature_budget.hold(size_bytes))
             # No name is given to the request: the engine lets go of its tensors as soon as it can.
@@ -147,7 +147,7 @@ class DecoderService:
                 GenerationRequest(
                     request_id=str(next(self._numbers)),
                     prompt=prompt,
-                    features=await self._fetch(task.turns, manifests),
+                    features=await self._fetch(task.turns, locations),
                     sampling=task.sampling,
                     limits=limits,
                     continuation=task.continuation,
@@ -160,11 +160,11 @@ class DecoderService:
                     yield output
 
     async def _fetch(
-        self, turns: Sequence[Turn], manifests: Mapping[str, Manifest]
+        self, turns: Sequence[Turn], locations: Mapping[str, Location]
     ) -> tuple[FeatureBundle, ...]:
         """The tensors in the order of the prompt."""
         with stage("fetch"):
-            bundles = await self._reader.fetch(manifests)
+            bundles = await self._reader.fetch(locations)
         return tuple(
             bundles[part.key] for turn in turns for part in turn.parts if isinstance(part, FeaturePart)
         )

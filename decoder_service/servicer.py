@@ -112,11 +112,15 @@ def _turn(turn: pb.Turn, name: str) -> Turn:
 
 
 def _part(part: pb.Part, name: str) -> Part:
+    if part.feature_source and part.WhichOneof("content") != "feature_key":
+        raise InvalidRequest(
+            "feature_source stands beside a feature_key only", field=f"{name}.feature_source"
+        )
     match part.WhichOneof("content"):
         case "text":
             return TextPart(part.text)
         case "feature_key":
-            return FeaturePart(part.feature_key)
+            return FeaturePart(part.feature_key, part.feature_source)
         case _:
             raise InvalidRequest("a part is a text or a feature key", field=name)
 

@@ -53,8 +53,8 @@ class DecoderSettings(SharedSettings):
     allowed_sources: str = Field(
         default="",
         description="Encoders that features may be fetched from directly when the store lacks them: exact "
-        "hosts, *.suffix or networks (IPv6 in brackets), with commas between them, each with :port or for any "
-        "port; empty: none. Needs LENSPAIR_STORE_KEY.",
+        "hosts, *.suffix or networks (IPv6 in brackets), with commas between them, each for any port or with "
+        ":port; empty: none. Needs LENSPAIR_STORE_KEY.",
     )
 
     @field_validator("allowed_sources")

@@ -17,9 +17,10 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class FeaturePart:
-    """The picture or clip of a feature key stands here."""
+    """The picture or clip of a feature key stands here; `source` is what the caller knows of its encoder."""
 
     key: str
+    source: str = ""
 
 
 Part = TextPart | FeaturePart

@@ -1,6 +1,8 @@
 """Runs the whole pair on this machine: a store, an encoder and a decoder, as processes that end with us."""
 
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -115,7 +117,8 @@ class Pair:
 
     The store is the one that `LENSPAIR_STORE_URL` names, else an embedded server. The processor cores are
     divided between the two services. `environment` adds settings for both of them. With a `store_port`
-    the embedded store can be restarted.
+    the embedded store can be restarted. With `hand_over` the encoder keeps what the store does not take, and
+    the decoder may fetch it from there.
     """
 
     def __init__(
@@ -126,6 +129,7 @@ class Pair:
         encoder_port: int = 0,
         decoder_port: int = 0,
         store_port: int | None = None,
+        hand_over: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="lenspair-")
         folder = Path(self._folder.name)
@@ -134,6 +138,9 @@ class Pair:
         self._store_port = store_port
         self._checkpoint = str(checkpoint)
         self._environment = dict(environment or {})
+        if hand_over:
+            encoder_port = encoder_port or free_port()
+            self._environment = _hand_over_environment(encoder_port) | self._environment
         self._ports = {"encoder": encoder_port, "decoder": decoder_port}
         self._services: list[ServiceProcess] = []
         self.folder = folder
@@ -187,3 +194,18 @@ class Pair:
             "LENSPAIR_STORE_URL": self.store_url,
             **self._environment,
         }
+
+
+def free_port() -> int:
+    """A port on 127.0.0.1 that is free now, for a process that must know its own before it starts."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _hand_over_environment(encoder_port: int) -> dict[str, str]:
+    """Settings of both services; each ignores the other's."""
+    return {
+        "LENSPAIR_STORE_KEY": secrets.token_hex(32),
+        "LENSPAIR_ADVERTISED_ADDRESS": f"127.0.0.1:{encoder_port}",
+        "LENSPAIR_ALLOWED_SOURCES": "127.0.0.0/8",
+    }

@@ -63,8 +63,8 @@ class EncoderSettings(SharedSettings):
 
     advertised_address: str = Field(
         default="",
-        description="host:port under which decoders reach this very process, to fetch features that the store "
-        "did not take; empty: nothing is handed over. Needs LENSPAIR_STORE_KEY.",
+        description="host:port under which decoders reach this very process, to fetch features that the "
+        "store did not take; empty: nothing is handed over. Needs LENSPAIR_STORE_KEY.",
     )
     hand_over_bytes: int = Field(
         default=256 * 1024 * 1024, ge=1, description="Most bytes of features that are kept to be handed over."

@@ -35,19 +35,27 @@ _OUTCOMES = {
 }
 
 
-def encode_request(media: Media, settings: MediaSettings) -> encoder_pb2.EncodeRequest:
+def encode_request(
+    media: Media, settings: MediaSettings, *, allow_hand_over: bool
+) -> encoder_pb2.EncodeRequest:
     """One picture in one message."""
     return encoder_pb2.EncodeRequest(
         media=encoder_pb2.Media(modality=encoder_pb2.MODALITY_IMAGE, data=media.data),
         settings=_settings(settings),
+        allow_hand_over=allow_hand_over,
     )
 
 
-def encode_chunks(media: Media, settings: MediaSettings) -> Iterator[encoder_pb2.StreamEncodeRequest]:
+def encode_chunks(
+    media: Media, settings: MediaSettings, *, allow_hand_over: bool
+) -> Iterator[encoder_pb2.StreamEncodeRequest]:
     """One picture as a header and chunks."""
     yield encoder_pb2.StreamEncodeRequest(
         header=encoder_pb2.StreamEncodeHeader(
-            modality=encoder_pb2.MODALITY_IMAGE, size_bytes=len(media.data), settings=_settings(settings)
+            modality=encoder_pb2.MODALITY_IMAGE,
+            size_bytes=len(media.data),
+            settings=_settings(settings),
+            allow_hand_over=allow_hand_over,
         )
     )
     for start in range(0, len(media.data), CHUNK_BYTES):
@@ -150,7 +158,9 @@ def _settings(settings: MediaSettings) -> encoder_pb2.MediaSettings:
 
 
 def _part(part: str | Feature) -> decoder_pb2.Part:
-    return decoder_pb2.Part(text=part) if isinstance(part, str) else decoder_pb2.Part(feature_key=part.key)
+    if isinstance(part, str):
+        return decoder_pb2.Part(text=part)
+    return decoder_pb2.Part(feature_key=part.key, feature_source=part.source)
 
 
 def _feature(ref: encoder_pb2.FeatureRef, outcome: Outcome) -> Feature:
@@ -161,6 +171,7 @@ def _feature(ref: encoder_pb2.FeatureRef, outcome: Outcome) -> Feature:
         size_bytes=ref.size_bytes,
         expires_at=ref.expire_time.ToDatetime(tzinfo=UTC),
         outcome=outcome,
+        source=ref.source,
     )
 
 

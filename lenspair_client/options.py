@@ -20,12 +20,14 @@ class ClientOptions:
     `timeout_seconds` is the time of one call of a client's method, all its steps together, unless the call
     names its own; there is no endless call. `max_message_bytes` must equal the servers' setting: larger
     pictures are sent in chunks. `metadata` goes with every call, a tenant's name for instance.
+    `allow_hand_over`: where the store fails, an encoder may keep features and name itself as their source.
     """
 
     timeout_seconds: float = 60.0
     max_message_bytes: int = 64 * 1024 * 1024
     metadata: tuple[tuple[str, str], ...] = ()
     keepalive_seconds: float = 30.0
+    allow_hand_over: bool = True
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_seconds)

@@ -22,8 +22,16 @@ _MOST_QUERIES = 256
 class Pictures:
     """Makes the flows of one request's pictures: its settings and its time hold for all of them."""
 
-    def __init__(self, settings: MediaSettings, deadline: Deadline, *, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: MediaSettings,
+        deadline: Deadline,
+        *,
+        max_message_bytes: int,
+        allow_hand_over: bool = True,
+    ) -> None:
         self._settings = settings
+        self._allow_hand_over = allow_hand_over
         self._deadline = deadline
         self._most_bytes = max_message_bytes - _MESSAGE_OVERHEAD_BYTES
 
@@ -80,8 +88,12 @@ class Pictures:
     def _call_with(self, media: Media, *, is_upload: bool) -> Effect:
         timeout = self._deadline.for_next_call()
         if is_upload:
-            return Upload(partial(messages.encode_chunks, media, self._settings), timeout)
-        return Unary(Method.ENCODE, messages.encode_request(media, self._settings), timeout)
+            chunks = partial(
+                messages.encode_chunks, media, self._settings, allow_hand_over=self._allow_hand_over
+            )
+            return Upload(chunks, timeout)
+        request = messages.encode_request(media, self._settings, allow_hand_over=self._allow_hand_over)
+        return Unary(Method.ENCODE, request, timeout)
 
 
 def _load(image: bytes | Path) -> Flow[Media]:

@@ -73,5 +73,8 @@ class Requests:
 
     def _pictures(self, settings: MediaSettings | None, deadline: Deadline) -> Pictures:
         return Pictures(
-            settings or MediaSettings(), deadline, max_message_bytes=self._options.max_message_bytes
+            settings or MediaSettings(),
+            deadline,
+            max_message_bytes=self._options.max_message_bytes,
+            allow_hand_over=self._options.allow_hand_over,
         )

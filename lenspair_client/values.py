@@ -29,7 +29,11 @@ class MediaSettings:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A reference to the stored features of one picture. `grid` is (t, h, w) in patches."""
+    """A reference to the features of one picture. `grid` is (t, h, w) in patches.
+
+    `source` is empty for stored features; else the store did not take them, and it tells the decoder which
+    encoder keeps them until `expires_at`.
+    """
 
     key: str
     grid: tuple[int, int, int]
@@ -37,6 +41,7 @@ class Feature:
     size_bytes: int
     expires_at: datetime
     outcome: Outcome
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 class Call:
     """One running call.
 
-    `deadline` is on the event loop's clock; `tenant` is a key part, never a name. A quiet call is one of
-    health or reflection, whose callers may stay for as long as the server.
+    `deadline` is on the event loop's clock; `tenant` is a key part, never a name; `tenant_metadata` is what
+    named it, for calls that are made on behalf of this one. A quiet call is one of health or reflection,
+    whose callers may stay for as long as the server.
     """
 
     deadline: float
@@ -24,6 +25,7 @@ class Call:
     timeout: asyncio.Timeout
     is_quiet: bool = False
     is_draining: bool = False
+    tenant_metadata: tuple[tuple[str, str], ...] = ()
 
     def end_for_drain(self) -> None:
         """Ends the handler at its next await; its caller gets UNAVAILABLE."""

@@ -23,7 +23,7 @@ from shared.errors import DeadlineExceeded, Draining, NotReady
 from shared.rpc.call import Call, RunningCalls
 from shared.rpc.observation import UNKNOWN_METHOD, MethodName, count_unknown_method, observed
 from shared.rpc.status import status_of
-from shared.rpc.tenant import read_tenant
+from shared.rpc.tenant import read_tenant, tenant_metadata
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -122,7 +122,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # handler that is already cleaning up, so only our own limits get a timer.
         deadline = asyncio.get_running_loop().time() + seconds
         timeout = asyncio.timeout_at(None if seconds == given else deadline)
-        call = Call(deadline=deadline, tenant=tenant, timeout=timeout)
+        named_by = tenant_metadata(context.invocation_metadata() or (), self._tenant_metadata)
+        call = Call(deadline=deadline, tenant=tenant, timeout=timeout, tenant_metadata=named_by)
         try:
             async with timeout:
                 with self.calls.entered(call):

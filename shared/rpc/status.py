@@ -53,6 +53,7 @@ _CODES: Mapping[type[BaseException], Code] = {
 OK = grpc.StatusCode.OK
 CANCELLED = grpc.StatusCode.CANCELLED
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 INTERNAL = grpc.StatusCode.INTERNAL
 

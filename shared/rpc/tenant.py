@@ -42,3 +42,8 @@ def read_tenant(
             field=f"metadata.{header}",
         )
     return tenant_tag(names[0])
+
+
+def tenant_metadata(metadata: Iterable[tuple[str, str | bytes]], header: str) -> tuple[tuple[str, str], ...]:
+    """What of a call's metadata names its tenant, after `read_tenant` has accepted it."""
+    return tuple((key, value) for key, value in metadata if key == header.lower() and isinstance(value, str))

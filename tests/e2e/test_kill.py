@@ -5,7 +5,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ import pytest
 
 from bench.pair_client import PairClient
 from bench.requests import VerifyRequest, picture
-from demo.pair import Pair
+from demo.pair import Pair, free_port
 
 DEADLINE_SECONDS = 15.0
 CALLERS = 8
@@ -25,9 +24,7 @@ TYPED = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with Pair(environment={"LENSPAIR_STORE_TIMEOUT_SECONDS": "1"}, store_port=port) as running:
+    with Pair(environment={"LENSPAIR_STORE_TIMEOUT_SECONDS": "1"}, store_port=free_port()) as running:
         yield running
 
 

@@ -86,6 +86,11 @@ class FakeEncoder(EncoderServiceServicer):
                 result.feature.CopyFrom(self._feature(key)[0])
         return response
 
+    def FetchFeatures(
+        self, request: encoder.FetchFeaturesRequest, context: grpc.ServicerContext
+    ) -> Iterator[encoder.FetchFeaturesResponse]:
+        raise NotImplementedError
+
     def _begin(self, method: str, context: grpc.ServicerContext) -> None:
         self.calls.append(method)
         self.metadata.append(dict(context.invocation_metadata()))

@@ -40,7 +40,7 @@ def test_turns_keep_the_order_of_texts_and_features() -> None:
 
 def test_chunks_are_a_header_and_all_the_bytes() -> None:
     data = bytes(range(256)) * 8200
-    header, *chunks = messages.encode_chunks(load(data), MediaSettings(max_pixels=99))
+    header, *chunks = messages.encode_chunks(load(data), MediaSettings(max_pixels=99), allow_hand_over=True)
     assert header.header.size_bytes == len(data)
     assert header.header.settings.max_pixels == 99
     assert b"".join(chunk.chunk for chunk in chunks) == data

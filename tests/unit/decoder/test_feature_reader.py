@@ -31,8 +31,8 @@ async def test_features_are_read_by_key(store: MemoryFeatureStore) -> None:
     for key, bundle in zip(keys, bundles, strict=True):
         await store.put(key, bundle)
     reader = FeatureReader(store, SHAPE)
-    manifests = await reader.look_up(_names(*keys, keys[0]), TENANT)
-    fetched = await reader.fetch(manifests)
+    locations = await reader.look_up(_names(*keys, keys[0]), TENANT)
+    fetched = await reader.fetch(locations)
     for key, bundle in zip(keys, bundles, strict=True):
         assert same_bytes(fetched[str(key)].tensor, bundle.tensor)
 
@@ -84,8 +84,8 @@ async def test_features_of_another_checkpoint_are_refused(
 async def test_a_feature_that_goes_between_the_two_reads_is_named(store: MemoryFeatureStore) -> None:
     await store.put(make_key(), make_bundle())
     reader = FeatureReader(store, SHAPE)
-    manifests = await reader.look_up(_names(make_key()), TENANT)
+    locations = await reader.look_up(_names(make_key()), TENANT)
     await store.delete(make_key())
     with pytest.raises(FeatureNotFound) as caught:
-        await reader.fetch(manifests)
+        await reader.fetch(locations)
     assert caught.value.keys == (str(make_key()),)

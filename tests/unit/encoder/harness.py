@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from encoder_service.hand_over import HandOver, HandOverMemory
 from encoder_service.intake import Intake
 from encoder_service.media import MediaLimits
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
@@ -16,6 +17,7 @@ from shared.batching import BatchLimits
 from shared.features.codec import FeatureCodec
 from shared.features.key import namespace, tenant_tag
 from shared.store.memory import MemoryFeatureStore, MemoryValue
+from shared.store.store import FeatureStore
 from tests.fakes import FakeTower
 from tests.unit.encoder.samples import LIMITS
 
@@ -32,11 +34,18 @@ class Harness:
     store: MemoryFeatureStore
     tower: FakeTower
     intake: Intake
+    hand_over: HandOver
 
 
 def a_store(values: dict[str, MemoryValue] | None = None) -> MemoryFeatureStore:
     codec = FeatureCodec(fingerprint=FINGERPRINT, chunk_bytes=4096)
     return MemoryFeatureStore(codec, ttl_seconds=60, values=values)
+
+
+def no_hand_over() -> HandOver:
+    """That of an encoder without an advertised address."""
+    codec = FeatureCodec(fingerprint=FINGERPRINT, chunk_bytes=4096)
+    return HandOver(codec, HandOverMemory(limit_bytes=1, seconds=1), None)
 
 
 def picture(
@@ -50,20 +59,29 @@ async def an_encoder(
     preprocessor: ImagePreprocessor,
     *,
     store: MemoryFeatureStore | None = None,
+    real_store: FeatureStore | None = None,
+    hand_over: HandOver | None = None,
     model: str = "a model",
     max_queue_items: int = 64,
     limits: MediaLimits = LIMITS,
 ) -> AsyncIterator[Harness]:
+    """`real_store` is used in place of the memory's."""
     tower = FakeTower()
     worker = Worker(tower, BatchLimits(16, 4096, max_queue_items, 65_536, window_seconds=0.002))
     intake = Intake(preprocessor, limits, limit_pixels=POLICY.limit_max_pixels, num_threads=2)
     store = store or a_store()
+    hand_over = hand_over or no_hand_over()
     service = EncoderService(
-        store=store, intake=intake, worker=worker, policy=POLICY, namespace=namespace([("model", model)])
+        store=real_store or store,
+        intake=intake,
+        worker=worker,
+        policy=POLICY,
+        namespace=namespace([("model", model)]),
+        hand_over=hand_over,
     )
     loop = asyncio.create_task(worker.run())
     try:
-        yield Harness(service, store, tower, intake)
+        yield Harness(service, store, tower, intake, hand_over)
     finally:
         tower.gate.set()
         await service.close()
