@@ -100,3 +100,20 @@ def test_an_answer_has_all_that_was_sent() -> None:
 
 def test_a_finish_reason_of_a_later_server_is_no_error() -> None:
     assert messages.answer_of(decoder.Summary(), "", [], []).finish_reason == "unknown"
+
+
+@pytest.mark.parametrize("allow", [True, False])
+def test_a_hand_over_is_asked_for_in_both_forms(allow: bool) -> None:
+    media = load(b"picture")
+    assert messages.encode_request(media, MediaSettings(), allow_hand_over=allow).allow_hand_over is allow
+    header, *_ = messages.encode_chunks(media, MediaSettings(), allow_hand_over=allow)
+    assert header.header.allow_hand_over is allow
+
+
+def test_a_source_goes_where_its_feature_goes() -> None:
+    ref = encoder.FeatureRef(key="key", source="10.0.0.7:50051/tag")
+    offered = messages.feature_of(encoder.EncodeResponse(feature=ref))
+    stored = messages.feature_of(encoder.EncodeResponse(feature=REF))
+    (turn,) = messages.turn_messages([Turn("user", ("text", offered, stored))])
+    assert offered.source == ref.source
+    assert [part.feature_source for part in turn.parts] == ["", ref.source, ""]

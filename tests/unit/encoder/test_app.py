@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from encoder_service import app
 from encoder_service.preprocess import ImagePreprocessor
@@ -69,3 +69,16 @@ def test_help_explains_every_setting_without_loading_torch() -> None:
     assert shown.endswith("False\n")
     for name in EncoderSettings.model_fields:
         assert f"LENSPAIR_{name.upper()}" in shown
+
+
+def test_an_advertised_address_needs_the_store_key() -> None:
+    with pytest.raises(ValidationError, match="LENSPAIR_STORE_KEY"):
+        settings(advertised_address="10.0.0.7:50051")
+    sealed = settings(advertised_address="[FD00:0::7]:50051", store_key=SecretStr("a key"))
+    assert sealed.advertised_address == "[fd00::7]:50051"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7:50051", "http://encoder:50051", ":50051"])
+def test_an_address_that_nobody_can_reach_is_found_at_the_start(address: str) -> None:
+    with pytest.raises(ValidationError, match="advertised_address"):
+        settings(advertised_address=address, store_key=SecretStr("a key"))

@@ -4,7 +4,7 @@ import pytest
 
 from shared.errors import InvalidRequest, TenantRequired
 from shared.features.key import tenant_tag
-from shared.rpc.tenant import read_tenant
+from shared.rpc.tenant import read_tenant, tenant_metadata
 
 Metadata = list[tuple[str, str | bytes]]
 
@@ -53,3 +53,9 @@ def test_what_is_no_single_name_is_refused(metadata: Metadata, is_required: bool
 
 def test_the_longest_name_passes() -> None:
     assert read_tenant([("x-tenant", "a" * 128)], "x-tenant") == tenant_tag("a" * 128)
+
+
+def test_only_what_names_the_tenant_goes_along() -> None:
+    metadata = (("x-tenant", "acme"), ("authorization", "a secret"), ("x-tenant-bin", b"acme"))
+    assert tenant_metadata(metadata, "X-Tenant") == (("x-tenant", "acme"),)
+    assert tenant_metadata(metadata, "") == ()
