@@ -1,6 +1,7 @@
 """Features that this encoder computed and the store did not take: kept for a while, handed over to decoders.
 
-Nothing here knows how a feature is computed, stored or sent.
+The store stays the authority: what it takes later is forgotten here. Nothing here knows how a feature is
+computed, stored or sent.
 """
 
 import asyncio

@@ -204,6 +204,7 @@ class EncoderService:
             self._hand_over.check_wanted(key, error)
             problem = error
         if found is not None:
+            self._hand_over.forget(key)
             return _Found(found, Outcome.HIT)
         kept = self._hand_over.find(key)
         outcome = Outcome.ENCODED if kept is None else Outcome.HIT
@@ -223,7 +224,9 @@ class EncoderService:
         if problem is None:
             try:
                 with metrics.stage("store"):
-                    return _Found(await self._store.put(key, bundle), outcome)
+                    stored = await self._store.put(key, bundle)
+                self._hand_over.forget(key)  # the store is the authority again
+                return _Found(stored, outcome)
             except (StoreUnavailable, StoreFull) as error:
                 problem = error
         feature, source = await self._hand_over.offer(key, bundle, problem)

@@ -243,20 +243,30 @@ async def test_a_store_that_takes_no_more(
 
 
 async def test_a_store_that_is_back_gets_it_from_memory(
-    demo_preprocessor: ImagePreprocessor, store: FailingStore, hand_over: HandOver
+    demo_preprocessor: ImagePreprocessor, store: FailingStore, hand_over: HandOver, memory: HandOverMemory
 ) -> None:
     store.is_down()
     async with encoder(demo_preprocessor, store, hand_over) as harness:
         offered = await harness.service.encode(allowing())
+        kept_tensor = hand_over.open(offered.feature.manifest.key, TENANT).bundle.tensor
         store.is_back()
         stored = await harness.service.encode(picture(solid("red")))
         fetched = await store.fetch(stored.feature.manifest)
     assert (stored.outcome, stored.source) == (Outcome.HIT, "")
     assert harness.tower.passes == [1]
     assert fetched is not None
-    key = offered.feature.manifest.key
-    held = hand_over.open(key, key.tenant)
-    assert fetched.tensor.equal(held.bundle.tensor)
+    assert fetched.tensor.equal(kept_tensor)
+    assert memory.size_bytes == 0  # the store is the authority again
+
+
+async def test_what_the_store_has_is_forgotten(
+    demo_preprocessor: ImagePreprocessor, store: FailingStore, hand_over: HandOver, memory: HandOverMemory
+) -> None:
+    async with encoder(demo_preprocessor, store, hand_over) as harness:
+        stored = await harness.service.encode(allowing())
+        memory.keep(CODEC.encode(stored.feature.manifest.key, bundle := make_bundle()), bundle)
+        assert (await harness.service.encode(allowing())).outcome is Outcome.HIT
+    assert memory.size_bytes == 0
 
 
 @pytest.mark.parametrize("problem", ["is_down", "is_full"])
