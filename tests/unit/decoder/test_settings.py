@@ -20,11 +20,19 @@ REQUIRED = {"checkpoint": "somewhere", "store_url": SecretStr("redis://somewhere
 def test_sources_need_the_store_key(sources: str) -> None:
     with pytest.raises(ValidationError, match="LENSPAIR_STORE_KEY"):
         DecoderSettings.model_validate({**REQUIRED, "allowed_sources": sources})
-    sealed = {**REQUIRED, "allowed_sources": sources, "store_key": SecretStr("a key")}
+    sealed = {
+        **REQUIRED,
+        "allowed_sources": sources,
+        "store_key": SecretStr("a key of thirty-two bytes and more"),
+    }
     assert DecoderSettings.model_validate(sealed).allowed_sources == sources
 
 
 def test_a_source_that_can_not_be_read_is_found_at_the_start() -> None:
-    sealed = {**REQUIRED, "allowed_sources": "10.0.0.0/8,*", "store_key": SecretStr("a key")}
+    sealed = {
+        **REQUIRED,
+        "allowed_sources": "10.0.0.0/8,*",
+        "store_key": SecretStr("a key of thirty-two bytes and more"),
+    }
     with pytest.raises(ValidationError, match=r"'\*'"):
         DecoderSettings.model_validate(sealed)
