@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self
 
@@ -25,13 +25,6 @@ from tests.feature_samples import make_bundle, make_clip, make_key, same_bytes
 
 KEY = make_key("a")
 OTHER_KEY = make_key("b")
-
-
-@pytest.fixture
-async def store(backend: Backend) -> AsyncIterator[FeatureStore]:
-    store = backend.open()
-    yield store
-    await store.close()
 
 
 async def read(store: FeatureStore, key: FeatureKey = KEY) -> FeatureBundle | None:
