@@ -128,6 +128,10 @@ async def test_hostile_members_of_the_register_are_dropped_unread(
     for member in members:
         await redis_backend.client.zadd(REGISTER, {member: 9e12})
     await redis_backend.write(other, b"x")
+    connections = RedisConnections.open(redis_backend.url, timeout_seconds=5, connections=1)
+    (sent,) = await connections.round_trip([lifetime.read_register(KEY)])
+    await connections.close()
+    assert sum(map(len, sent)) < 300
     assert await store.delete(KEY) is True
     assert await redis_backend.names() == [other]
 
