@@ -36,6 +36,8 @@ class StoredFeatures:
         self._store = store
         self._tally = tally
         self._max_keep_alive_seconds = max_keep_alive_seconds
+        # Walks through the whole store take turns: together they would take the connections of all others.
+        self._one_survey = asyncio.Lock()
 
     async def keep_alive(
         self, tenant: str, keys: Sequence[FeatureKey], seconds: float
@@ -77,7 +79,9 @@ class StoredFeatures:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        return StoreStats(await self._store.survey(tenant), self._tally.of(tenant))
+        async with self._one_survey:
+            survey = await self._store.survey(tenant)
+        return StoreStats(survey, self._tally.of(tenant))
 
 
 async def _each(

@@ -41,7 +41,10 @@ async def survey(connections: RedisConnections, codec: FeatureCodec, tenant: str
 
 
 async def _keys(ask: Ask, tenant: str) -> AsyncIterator[list[FeatureKey]]:
-    """The keys of all manifests of a server, step by step, each once: SCAN itself may repeat names."""
+    """The keys of all manifests of a server, step by step, each once: SCAN itself may repeat names.
+
+    What was seen is remembered as one number for each key, not as the key.
+    """
     seen: set[int] = set()
     async for names in _names(ask, manifest_pattern(tenant)):
         found = [key_of_manifest(name.decode(errors="replace")) for name in names]

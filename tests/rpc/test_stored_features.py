@@ -1,5 +1,6 @@
 """The RPCs that look after stored features, over a real server: what callers send, and what they see."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -245,6 +246,12 @@ async def test_stats_of_a_tenant_without_anything_leave_unset_what_is_not_known(
         assert not counted.HasField(name)
     assert not counted.requests.HasField("start_time")
     assert not counted.requests.HasField("hit_rate")
+
+
+async def test_many_who_ask_for_stats_at_once_are_all_answered(server: Server) -> None:
+    await encode(server, solid("red"))
+    counted = await asyncio.gather(*(stats(server) for _ in range(20)))
+    assert {answer.entry_count for answer in counted} == {1}
 
 
 async def test_stats_count_damage_and_leave_it(server: Server) -> None:
