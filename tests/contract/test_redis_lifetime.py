@@ -31,7 +31,7 @@ async def store(redis_backend: RedisBackend) -> AsyncIterator[FeatureStore]:
 
 
 async def test_cancelled_writes_are_removed(redis_backend: RedisBackend) -> None:
-    store = redis_backend.open(chunk_bytes=10)
+    store = redis_backend.open(chunk_bytes=16)
     randomness = random.Random(5)
     for _ in range(30):
         writing = asyncio.create_task(store.put(KEY, make_bundle()))
@@ -50,7 +50,7 @@ async def test_a_late_refresh_shortens_nothing(redis_backend: RedisBackend, stor
     manifest = (await store.put(KEY, make_bundle())).manifest
     await store.keep_alive(KEY, 1000)
     connections = RedisConnections.open(redis_backend.url, timeout_seconds=5, connections=1)
-    (left_ms,) = await connections.round_trip([lifetime.keep(manifest, 60_000)])
+    (left_ms,) = await connections.round_trip(REGISTER, [lifetime.keep(manifest, 60_000)])
     await connections.close()
     assert left_ms > 990_000
     assert min([await redis_backend.seconds_left(name) for name in await redis_backend.names()]) > 990
@@ -63,7 +63,7 @@ async def test_keeping_a_write_that_was_overwritten_changes_nothing(
     new = (await store.put(KEY, make_bundle())).manifest
     connections = RedisConnections.open(redis_backend.url, timeout_seconds=5, connections=1)
     commands = [lifetime.keep(old, 1_000_000), lifetime.keep(new, 1_000_000)]
-    first, second = await connections.round_trip(commands)
+    first, second = await connections.round_trip(REGISTER, commands)
     await connections.close()
     assert (first, second > 990_000) == (lifetime.OVERWRITTEN, True)
     assert await redis_backend.seconds_left(chunk_names(old)[0]) <= 60
@@ -129,7 +129,7 @@ async def test_hostile_members_of_the_register_are_dropped_unread(
         await redis_backend.client.zadd(REGISTER, {member: 9e12})
     await redis_backend.write(other, b"x")
     connections = RedisConnections.open(redis_backend.url, timeout_seconds=5, connections=1)
-    (sent,) = await connections.round_trip([lifetime.read_register(KEY)])
+    (sent,) = await connections.round_trip(REGISTER, [lifetime.read_register(KEY)])
     await connections.close()
     assert sum(map(len, sent)) < 300
     assert await store.delete(KEY) is True

@@ -85,7 +85,7 @@ def test_the_manifest_names_what_was_stored() -> None:
 
 def test_a_record_is_dated_by_the_codecs_clock() -> None:
     now = datetime(2026, 5, 4, 3, 2, 1, 234_567, tzinfo=UTC)
-    codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1000, now=lambda: now)
+    codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008, now=lambda: now)
     assert codec.encode(KEY, make_bundle()).manifest.created_at == now.replace(microsecond=234_000)
 
 
