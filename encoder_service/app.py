@@ -16,6 +16,7 @@ from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.service import EncoderService
 from encoder_service.servicer import EncoderServicer
 from encoder_service.settings import EncoderSettings
+from encoder_service.stored_features import StoredFeatures
 from encoder_service.vision_model import VisionModel
 from encoder_service.worker import Worker
 from shared.batching import BatchLimits
@@ -81,15 +82,22 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         num_threads=settings.decode_threads,
     )
     fields = [("checkpoint", checkpoint.fingerprint), *preprocessor.namespace_fields()]
+    offers = hand_over(settings, open_codec(settings, checkpoint.fingerprint))
     service = EncoderService(
         store=store,
         intake=intake,
         worker=worker,
         policy=policy,
         namespace=namespace([*fields, *model.namespace_fields()]),
-        hand_over=hand_over(settings, open_codec(settings, checkpoint.fingerprint)),
+        hand_over=offers,
     )
-    servicer.use(service)
+    stored = StoredFeatures(
+        store=store,
+        hand_over=offers,
+        tally=service.tally,
+        max_keep_alive_seconds=settings.max_keep_alive_seconds,
+    )
+    servicer.use(service, stored)
     return Encoder(service, worker, intake, store)
 
 

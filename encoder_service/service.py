@@ -15,6 +15,7 @@ from encoder_service import metrics
 from encoder_service.hand_over import HandOver, StoreProblem
 from encoder_service.intake import Intake
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
+from encoder_service.tally import Kind, TenantTally
 from encoder_service.worker import Worker
 from shared.batching import Claim
 from shared.errors import DeadlineExceeded, StoreFull, StoreUnavailable
@@ -34,6 +35,9 @@ class Outcome(IntEnum):
     HIT = 1
     ENCODED = 2
     JOINED = 3
+
+
+_KINDS: dict[Outcome, Kind] = {Outcome.HIT: "hit", Outcome.ENCODED: "encoded", Outcome.JOINED: "joined"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class EncoderService:
     """What the encoder does for its callers. `namespace` is the key part of model and processor.
 
     `hand_over` keeps what the store does not take; without it the store's errors are the callers'.
+    `tally` counts what each tenant was handed out.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class EncoderService:
         self._namespace = namespace
         self._hand_over = hand_over
         self._clock = clock
+        self.tally = TenantTally()
         self._flights: SingleFlight[FeatureKey, _Found] = SingleFlight()
 
     def deadline_in(self, seconds: float) -> float:
@@ -149,6 +155,7 @@ class EncoderService:
         metrics.count_feature(
             found.outcome.name.lower(), found.feature.manifest.token_count, is_offered=bool(found.source)
         )
+        self.tally.count(picture.tenant, _KINDS[found.outcome])
         return Encoded(found.feature, found.outcome, settings, found.source)
 
     async def look_up(self, queries: Sequence[PictureQuery]) -> list[StoredFeature | None]:
@@ -168,7 +175,10 @@ class EncoderService:
                 return await self._store.look_up(key)
 
         with metrics.stage("lookup"):
-            return await asyncio.gather(*(find(key) for key in keys))
+            found = await asyncio.gather(*(find(key) for key in keys))
+        for key, feature in zip(keys, found, strict=True):
+            self.tally.count(key.tenant, "missed" if feature is None else "hit")
+        return found
 
     @property
     def hand_over(self) -> HandOver:

@@ -32,7 +32,9 @@ into a record that neither manifest fits.
 import math
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 import torch
 from google.protobuf.message import DecodeError
@@ -43,6 +45,7 @@ from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
 from shared.features.key import LAYOUT_VERSION, FeatureKey, Modality
 from shared.features.manifest import Manifest
+from shared.features.moment import MAX_MILLISECONDS, from_milliseconds, to_milliseconds, utc_now
 from shared.features.seal import DamageSeal, ForgerySeal, Seal
 from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 
@@ -71,16 +74,25 @@ class FeatureCodec:
     """Turns bundles into records and back. Its methods take processor time: keep them off event loops.
 
     `fingerprint` is that of the checkpoint whose features are written. With a `store_key`, records are
-    sealed against forgery, and records that were sealed without it are damaged.
+    sealed against forgery, and records that were sealed without it are damaged. `now` tells the time that
+    records are dated with.
     """
 
-    def __init__(self, *, fingerprint: str, chunk_bytes: int, store_key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fingerprint: str,
+        chunk_bytes: int,
+        store_key: bytes | None = None,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise ValueError("a fingerprint is 64 lower-case hexadecimal digits")
         if chunk_bytes < 1 or chunk_bytes % CHUNK_ALIGNMENT:
             raise ValueError(f"chunk_bytes must be a multiple of {CHUNK_ALIGNMENT}")
         self._fingerprint = fingerprint
         self._chunk_bytes = chunk_bytes
+        self._now = now
         self._seal: Seal = DamageSeal() if store_key is None else ForgerySeal(store_key)
 
     def encode(self, key: FeatureKey, bundle: FeatureBundle) -> EncodedRecord:
@@ -142,6 +154,7 @@ class FeatureCodec:
             chunk_checksums=checksums,
             merge_size=math.isqrt(grid.t * grid.h * grid.w // bundle.token_count),
             write_id=secrets.token_hex(16),
+            created_time_ms=to_milliseconds(self._now()),
         )
 
     def _has_all_checksums(self, message: FeatureManifest) -> bool:
@@ -171,6 +184,7 @@ def _has_sane_fields(message: FeatureManifest) -> bool:
         and _WRITE_ID.fullmatch(message.write_id) is not None
         and len(message.timestamps) == (message.grid_t if is_video else 0)
         and all(math.isfinite(timestamp) for timestamp in message.timestamps)
+        and 0 <= message.created_time_ms <= MAX_MILLISECONDS
     )
 
 
@@ -210,4 +224,5 @@ def _manifest(key: FeatureKey, message: FeatureManifest) -> Manifest:
         chunk_checksums=tuple(message.chunk_checksums),
         merge_size=message.merge_size,
         write_id=message.write_id,
+        created_at=from_milliseconds(message.created_time_ms) if message.created_time_ms else None,
     )

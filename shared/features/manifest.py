@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
@@ -16,7 +17,8 @@ class Manifest:
     `(1 + deepstack_levels) * hidden_size` values of `dtype` ("float32", "float16" or "bfloat16"), cut
     into chunks of `chunk_bytes` (the last one may be shorter), each with its checksum. `merge_size` is
     the side of the square of patches that became one token. `write_id` tells one write of a key from the
-    next and is part of its chunks' names.
+    next and is part of its chunks' names. `created_at` is when the record was made, by its encoder's clock;
+    None in records that do not say it.
     """
 
     key: FeatureKey
@@ -33,6 +35,7 @@ class Manifest:
     chunk_checksums: tuple[bytes, ...]
     merge_size: int = 2
     write_id: str = ""
+    created_at: datetime | None = None
 
     def chunk_size(self, index: int) -> int:
         """Bytes of one chunk."""

@@ -54,6 +54,9 @@ class Operation(StrEnum):
     FETCH = "fetch"
     PUT = "put"
     DELETE = "delete"
+    KEEP_ALIVE = "keep_alive"
+    DESCRIBE = "describe"
+    SURVEY = "survey"
 
 
 class Outcome(StrEnum):

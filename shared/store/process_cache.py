@@ -11,6 +11,7 @@ manifest, which ends it here too.
 """
 
 import math
+from datetime import datetime
 from functools import partial
 
 from shared.batching import Claim
@@ -21,6 +22,7 @@ from shared.single_flight import SingleFlight
 from shared.store.bundle_cache import BundleCache
 from shared.store.metrics import CACHE_HITS, CACHE_MISSES
 from shared.store.store import FeatureStore, StoredFeature
+from shared.store.survey import Survey
 
 
 class CachedFeatureStore:
@@ -60,6 +62,15 @@ class CachedFeatureStore:
     async def delete(self, key: FeatureKey) -> bool:
         self._kept.drop(key)
         return await self._store.delete(key)
+
+    async def keep_alive(self, key: FeatureKey, seconds: float) -> datetime | None:
+        return await self._store.keep_alive(key, seconds)
+
+    async def describe(self, key: FeatureKey) -> StoredFeature | None:
+        return await self._store.describe(key)
+
+    async def survey(self, tenant: str) -> Survey:
+        return await self._store.survey(tenant)
 
     async def ping(self) -> None:
         await self._store.ping()

@@ -73,9 +73,13 @@ class RedisConnections:
         """
         return await self.run(name, lambda held: _exchange_commands(held, commands))
 
+    async def servers(self) -> list[Address | None]:
+        """Every server that holds names, for `round_trip_at`; raises StoreUnavailable."""
+        return await self._run(lambda _: self._servers.all())
+
     async def round_trip_everywhere(self, commands: Sequence[Command]) -> list[list[Any]]:
         """The replies of every server that holds names; raises like `round_trip`."""
-        servers = await self._run(lambda _: self._servers.all())
+        servers = await self.servers()
         return list(await asyncio.gather(*(self.round_trip_at(server, commands) for server in servers)))
 
     async def round_trip_at(self, server: Address | None, commands: Sequence[Command]) -> list[Any]:

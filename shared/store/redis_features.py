@@ -2,7 +2,8 @@
 
 A record is a manifest and its chunks, all under one hash tag and with one time to live. Chunks are
 written first and the manifest last: there is no feature without a manifest. Each write has names of its
-own for its chunks (see shared/features/codec.py), so a reader never meets the chunks of another write.
+own for its chunks (see shared/features/codec.py), so a reader never meets the chunks of another write;
+redis_lifetime.py knows how all of them are found again.
 
 Reads are bounded: a manifest is read with GETRANGE, because a hostile value of half a gigabyte must not
 be pulled in whole, and chunks only after STRLEN has said their sizes. STRLEN it is, not EXISTS, also
@@ -22,28 +23,21 @@ from shared.features.codec import MAX_MANIFEST_BYTES, EncodedRecord, FeatureCode
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
+from shared.store import redis_lifetime as lifetime
+from shared.store import redis_scan
 from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
 from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_chunks import read_chunks, write_chunks
 from shared.store.redis_connection import RedisConnections, WrongType
 from shared.store.redis_socket import Command
 from shared.store.store import FeatureStore, StoredFeature
+from shared.store.survey import Survey
 
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _STREAMS: Final = 2
 _NO_SUCH_NAME: Final = -2
 
 T = TypeVar("T")
-
-# Deletes a refused record, but not one that somebody else has written in its place meanwhile: the
-# manifest goes only if it holds ARGV[1], which is its write id, or all of it where it can't be read.
-_DISCARD: Final = f"""
-local held = redis.pcall('GETRANGE', KEYS[1], 0, {MAX_MANIFEST_BYTES})
-if type(held) ~= 'string' or held == '' or string.find(held, ARGV[1], 1, true) then
-  redis.call('UNLINK', KEYS[1])
-end
-for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
-"""
 
 
 def open_feature_store(
@@ -94,7 +88,7 @@ class RedisFeatureStore:
                 manifest = self._decode(key, held)
             except DamagedRecord as problem:
                 operation.refused(problem)
-                await self._discard([manifest_name(key)], held)
+                await self._discard(key, held)
                 return None
             try:
                 found = StoredFeature(manifest, _expiry(await self._check_chunks(manifest, left_ms)))
@@ -128,12 +122,45 @@ class RedisFeatureStore:
 
     async def delete(self, key: FeatureKey) -> bool:
         with observed(Operation.DELETE):
-            held, _ = await self._read_manifest(key)
-            names = [manifest_name(key)]
+            held, members = await self._round_trip(
+                key, [("GETRANGE", manifest_name(key), 0, MAX_MANIFEST_BYTES), lifetime.read_register(key)]
+            )
+            current = None
             with suppress(DamagedRecord):
-                names += chunk_names(self._decode(key, held))
-            removed = await self._round_trip(key, [("UNLINK", name) for name in names])
-            return bool(removed[0])
+                current = self._decode(key, held)
+            removed = [
+                await self._round_trip(key, commands) for commands in lifetime.removal(key, current, members)
+            ]
+            return bool(removed[0][0])
+
+    async def keep_alive(self, key: FeatureKey, seconds: float) -> datetime | None:
+        with observed(Operation.KEEP_ALIVE) as operation:
+            left_ms = lifetime.OVERWRITTEN
+            while left_ms == lifetime.OVERWRITTEN:  # by a write that came in between: keep that one
+                found = await self.look_up(key)
+                if found is None:
+                    break
+                keep = lifetime.keep(found.manifest, lifetime.milliseconds(seconds))
+                (left_ms,) = await self._round_trip(key, [keep])
+            kept = _expiry(left_ms) if left_ms > lifetime.PART_IS_GONE else None
+            operation.hit_or_miss(kept)
+            return kept
+
+    async def describe(self, key: FeatureKey) -> StoredFeature | None:
+        with observed(Operation.DESCRIBE) as operation:
+            found = None
+            held, left_ms = await self._read_manifest(key)
+            with suppress(UnusableRecord):
+                if left_ms != _NO_SUCH_NAME:
+                    manifest = self._decode(key, held)
+                    await self._check_chunks(manifest, self._ttl_ms)  # as if it were new: no refresh
+                    found = StoredFeature(manifest, _expiry(max(0, left_ms)))
+            operation.hit_or_miss(found)
+            return found
+
+    async def survey(self, tenant: str) -> Survey:
+        with observed(Operation.SURVEY):
+            return await redis_scan.survey(self._connections, self._codec, tenant)
 
     async def ping(self) -> None:
         await self._connections.round_trip_everywhere([("PING",)])
@@ -189,6 +216,8 @@ class RedisFeatureStore:
 
     async def _try_to_write(self, key: FeatureKey, record: EncodedRecord) -> bool:
         """Writes chunks, then the manifest; False when a chunk was gone before the manifest stood."""
+        register = lifetime.register(record.manifest, self._ttl_ms)
+        await self._round_trip(key, [register])
         name, names = manifest_name(key), chunk_names(record.manifest)
 
         async def write(batch: range) -> None:
@@ -199,29 +228,25 @@ class RedisFeatureStore:
             )
 
         await _few_at_once(write, _batches(record.manifest))
-        *still_there, _ = await self._round_trip(
+        *still_there, _, _ = await self._round_trip(
             key,
             [
                 *(("PEXPIRE", chunk, self._ttl_ms) for chunk in names),
+                register,  # its time runs as long as theirs
                 ("SET", name, record.sealed_manifest, "PX", self._ttl_ms),
             ],
         )
         return all(still_there)
 
     def _refresh_commands(self, manifest: Manifest, left_ms: int) -> list[Command]:
-        """Gives all parts their full time, or nothing while more than half of it is left."""
-        if left_ms >= self._ttl_ms / 2:
-            return []
-        names = [*chunk_names(manifest), manifest_name(manifest.key)]
-        return [("PEXPIRE", name, self._ttl_ms) for name in names]
+        """Gives all parts their full time at least, or nothing while more than half of it is left."""
+        return [] if left_ms >= self._ttl_ms / 2 else [lifetime.keep(manifest, self._ttl_ms)]
+
+    async def _discard(self, key: FeatureKey, held: bytes | WrongType) -> None:
+        await self._round_trip(key, [lifetime.discard(key, held)])
 
     async def _discard_write(self, manifest: Manifest) -> None:
-        names = [manifest_name(manifest.key), *chunk_names(manifest)]
-        await self._discard(names, manifest.write_id.encode())
-
-    async def _discard(self, names: list[str], held: bytes | WrongType) -> None:
-        mark = "held no bytes" if isinstance(held, WrongType) else held
-        await self._connections.round_trip(names[0], [("EVAL", _DISCARD, len(names), *names, mark)])
+        await self._round_trip(manifest.key, lifetime.discard_write(manifest))
 
     async def _round_trip(self, key: FeatureKey, commands: Sequence[Command]) -> list[Any]:
         return await self._connections.round_trip(manifest_name(key), commands)

@@ -6,12 +6,14 @@ store is full or down, only its own calls end with an error.
 
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from datetime import datetime
 
 from shared.errors import StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.key import FeatureKey, tenant_tag
 from shared.features.manifest import Manifest
 from shared.store.store import FeatureStore, StoredFeature
+from shared.store.survey import Survey
 
 
 class TenantFeatureStores:
@@ -33,6 +35,15 @@ class TenantFeatureStores:
 
     async def delete(self, key: FeatureKey) -> bool:
         return await self._of(key.tenant).delete(key)
+
+    async def keep_alive(self, key: FeatureKey, seconds: float) -> datetime | None:
+        return await self._of(key.tenant).keep_alive(key, seconds)
+
+    async def describe(self, key: FeatureKey) -> StoredFeature | None:
+        return await self._of(key.tenant).describe(key)
+
+    async def survey(self, tenant: str) -> Survey:
+        return await self._of(tenant).survey(tenant)
 
     async def ping(self) -> None:
         """Returns when all stores answer: a process starts only where every tenant can be served.

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 
 from shared.features.codec import FeatureCodec
-from shared.store.memory import MemoryFeatureStore, MemoryValue, utc_now
+from shared.features.moment import utc_now
+from shared.store.memory import MemoryFeatureStore, MemoryValue
 from shared.store.process_cache import CachedFeatureStore
 from shared.store.redis_features import open_feature_store
 from shared.store.store import FeatureStore

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from demo.embedded_store import EmbeddedStore
+from shared.store.store import FeatureStore
 from tests.contract.backends import Backend, MemoryBackend, RedisBackend, Wrap, bare, cached
 from tests.redis_servers import SERVER_KINDS, start_server
 
@@ -27,6 +28,14 @@ async def backend(
     backend = an_empty_place(shared_server, request.param)
     yield backend
     await backend.close()
+
+
+@pytest.fixture
+async def store(backend: Backend) -> AsyncIterator[FeatureStore]:
+    """A store on the backend."""
+    store = backend.open()
+    yield store
+    await store.close()
 
 
 @pytest.fixture

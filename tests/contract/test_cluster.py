@@ -1,6 +1,7 @@
 """The store in a cluster: every record lies whole on one node, and is found after its slot has moved."""
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 
 import pytest
@@ -9,11 +10,12 @@ from redis.crc import key_slot
 from redis.exceptions import MovedError
 
 from shared.errors import StoreUnavailable
+from shared.features.key import FeatureKey
 from shared.store.names import manifest_name
 from shared.store.store import FeatureStore
 from tests.contract.backends import RedisBackend
 from tests.contract.cluster_servers import cluster, move_slot
-from tests.feature_samples import make_bundle, make_key, same_bytes
+from tests.feature_samples import make_bundle, same_bytes
 from tests.redis_servers import SERVER_KINDS
 
 NAMES = [f"picture {number}" for number in range(40)]
@@ -25,13 +27,17 @@ def ports(request: pytest.FixtureRequest) -> Iterator[list[int]]:
         yield ports
 
 
+def key_of(name: str, *, tenant: str = "0") -> FeatureKey:
+    return FeatureKey(tenant * 64, "1" * 64, hashlib.sha256(name.encode()).hexdigest())
+
+
 def open_store(ports: list[int]) -> FeatureStore:
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
     return RedisBackend(f"redis://127.0.0.1:{ports[0]}").open(url=f"redis+cluster://{hosts}")
 
 
 async def check_read(store: FeatureStore, name: str, seed: int) -> None:
-    found = await store.look_up(make_key(name))
+    found = await store.look_up(key_of(name))
     assert found is not None
     bundle = await store.fetch(found.manifest)
     assert bundle is not None
@@ -42,7 +48,7 @@ async def test_records_spread_over_the_nodes_and_are_found(ports: list[int]) -> 
     store = open_store(ports[:1])
     bundles = [make_bundle(seed=seed) for seed in range(len(NAMES))]
     await asyncio.gather(
-        *(store.put(make_key(name), bundle) for name, bundle in zip(NAMES, bundles, strict=True))
+        *(store.put(key_of(name), bundle) for name, bundle in zip(NAMES, bundles, strict=True))
     )
     for seed, name in enumerate(NAMES):
         await check_read(store, name, seed)
@@ -50,14 +56,14 @@ async def test_records_spread_over_the_nodes_and_are_found(ports: list[int]) -> 
         with Redis(port=port) as node:
             assert node.dbsize() > 0
     await store.ping()
-    assert await store.delete(make_key(NAMES[0]))
-    assert await store.look_up(make_key(NAMES[0])) is None
+    assert await store.delete(key_of(NAMES[0]))
+    assert await store.look_up(key_of(NAMES[0])) is None
     await store.close()
 
 
 async def test_a_record_is_found_after_its_slot_has_moved(ports: list[int]) -> None:
     store = open_store(ports)
-    key = make_key("moving")
+    key = key_of("moving")
     await store.put(key, make_bundle(seed=5))
     slot = key_slot(manifest_name(key).encode())
     source = next(port for port in ports if _holds(port, manifest_name(key)))
@@ -72,7 +78,7 @@ async def test_a_record_is_found_after_its_slot_has_moved(ports: list[int]) -> N
 
 async def test_a_node_that_is_not_in_the_url_any_more_is_no_trouble(ports: list[int]) -> None:
     store = open_store([1, *ports[1:]])  # nobody listens on port 1
-    await store.put(make_key("b"), make_bundle(seed=7))
+    await store.put(key_of("b"), make_bundle(seed=7))
     await check_read(store, "b", 7)
     await store.close()
 
@@ -80,7 +86,7 @@ async def test_a_node_that_is_not_in_the_url_any_more_is_no_trouble(ports: list[
 async def test_no_node_answers() -> None:
     store = open_store([1])
     with pytest.raises(StoreUnavailable):
-        await store.look_up(make_key("a"))
+        await store.look_up(key_of("a"))
     await store.close()
 
 
@@ -90,3 +96,15 @@ def _holds(port: int, name: str) -> bool:
             return bool(node.exists(name))
         except MovedError:
             return False
+
+
+async def test_a_survey_counts_the_features_of_all_nodes(ports: list[int]) -> None:
+    store = open_store(ports)
+    for name in NAMES:
+        await store.put(key_of(name, tenant="9"), make_bundle())
+    survey = await store.survey("9" * 64)
+    assert survey.entries == len(NAMES)
+    assert survey.memory is not None
+    assert await store.delete(key_of(NAMES[0], tenant="9"))
+    assert (await store.survey("9" * 64)).entries == len(NAMES) - 1
+    await store.close()

@@ -314,7 +314,7 @@ async def test_a_chunk_of_another_type_is_seen_at_look_up(
 async def test_all_parts_share_a_hash_tag(redis_backend: RedisBackend, store: FeatureStore) -> None:
     await store.put(KEY, make_bundle())
     names = await redis_backend.names()
-    assert len(names) == 5
+    assert len(names) == 6
     assert {name.partition("{")[2].partition("}")[0] for name in names} == {str(KEY)}
 
 

@@ -86,8 +86,8 @@ async def served_encoder(preprocessor: ImagePreprocessor, store: FeatureStore) -
     address = Address("127.0.0.1", await server.start())
     memory = HandOverMemory(limit_bytes=1024**2, seconds=60)
     hand_over = HandOver(a_codec(), memory, partial(SEAL.close, address))
-    async with an_encoder(preprocessor, real_store=store, hand_over=hand_over) as harness:
-        servicer.use(harness.service)
+    async with an_encoder(preprocessor, store=store, hand_over=hand_over) as harness:
+        servicer.use(harness.service, harness.stored)
         await server.set_serving()
         async with grpc.aio.insecure_channel(str(address)) as channel:
             yield Encoder(encoder_pb2_grpc.EncoderServiceStub(channel), harness, address)

@@ -97,7 +97,7 @@ async def a_pair(
     store, engine = a_store(), ScriptedEngine()
     async with an_encoder(preprocessor, store=store) as encoder:
         encoder_servicer, decoder_servicer = EncoderServicer(), DecoderServicer()
-        encoder_servicer.use(encoder.service)
+        encoder_servicer.use(encoder.service, encoder.stored)
         decoder_servicer.use(a_decoder(store.values, prompts, engine))
         encoder_face = partial(encoder_pb2_grpc.add_EncoderServiceServicer_to_server, encoder_servicer)
         decoder_face = partial(decoder_pb2_grpc.add_DecoderServiceServicer_to_server, decoder_servicer)

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from encoder_service.hand_over import HandOver, HandOverMemory
 from encoder_service.intake import Intake
@@ -12,6 +13,7 @@ from encoder_service.media import MediaLimits
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
 from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.service import EncoderService, Picture
+from encoder_service.stored_features import StoredFeatures
 from encoder_service.worker import Worker
 from shared.batching import BatchLimits
 from shared.features.codec import FeatureCodec
@@ -26,12 +28,14 @@ POLICY = PixelPolicy(
 )
 TENANT = tenant_tag("")
 FINGERPRINT = "0" * 64
+MAX_KEEP_ALIVE_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Harness:
     service: EncoderService
-    store: MemoryFeatureStore
+    stored: StoredFeatures
+    store: Any  # a MemoryFeatureStore, unless the test brings another one
     tower: FakeTower
     intake: Intake
     hand_over: HandOver
@@ -58,30 +62,34 @@ def picture(
 async def an_encoder(
     preprocessor: ImagePreprocessor,
     *,
-    store: MemoryFeatureStore | None = None,
-    real_store: FeatureStore | None = None,
+    store: FeatureStore | None = None,
     hand_over: HandOver | None = None,
     model: str = "a model",
     max_queue_items: int = 64,
     limits: MediaLimits = LIMITS,
 ) -> AsyncIterator[Harness]:
-    """`real_store` is used in place of the memory's."""
     tower = FakeTower()
     worker = Worker(tower, BatchLimits(16, 4096, max_queue_items, 65_536, window_seconds=0.002))
     intake = Intake(preprocessor, limits, limit_pixels=POLICY.limit_max_pixels, num_threads=2)
     store = store or a_store()
     hand_over = hand_over or no_hand_over()
     service = EncoderService(
-        store=real_store or store,
+        store=store,
         intake=intake,
         worker=worker,
         policy=POLICY,
         namespace=namespace([("model", model)]),
         hand_over=hand_over,
     )
+    stored = StoredFeatures(
+        store=store,
+        hand_over=hand_over,
+        tally=service.tally,
+        max_keep_alive_seconds=MAX_KEEP_ALIVE_SECONDS,
+    )
     loop = asyncio.create_task(worker.run())
     try:
-        yield Harness(service, store, tower, intake, hand_over)
+        yield Harness(service, stored, store, tower, intake, hand_over)
     finally:
         tower.gate.set()
         await service.close()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -80,6 +81,21 @@ def test_the_manifest_names_what_was_stored() -> None:
     assert (manifest.modality, manifest.grid, manifest.merge_size) == (Modality.VIDEO, Grid(2, 8, 8), 2)
     assert (manifest.token_count, manifest.hidden_size, manifest.deepstack_levels) == (32, 24, 3)
     assert (manifest.dtype, manifest.size_bytes, manifest.timestamps) == ("bfloat16", 6144, (0.25, 1.25))
+
+
+def test_a_record_is_dated_by_the_codecs_clock() -> None:
+    now = datetime(2026, 5, 4, 3, 2, 1, 234_567, tzinfo=UTC)
+    codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008, now=lambda: now)
+    assert codec.encode(KEY, make_bundle()).manifest.created_at == now.replace(microsecond=234_000)
+
+
+def test_a_record_of_an_older_encoder_has_no_date() -> None:
+    assert CODEC.decode_manifest(KEY, edited(created_time_ms=0)).created_at is None
+
+
+@pytest.mark.parametrize("milliseconds", [-1, 2**62, 253_402_300_800_000])
+def test_dates_that_can_not_be_are_damage(milliseconds: int) -> None:
+    assert cause_of(edited(created_time_ms=milliseconds)) is DamageCause.FIELDS
 
 
 def test_two_writes_have_two_ids() -> None:

@@ -22,12 +22,11 @@ from tests.feature_samples import make_bundle, make_key, same_bytes
 SMALL_BYTES = 3072
 
 
-class SlowStore:
-    """A FeatureStore in memory whose transfers wait for a gate, are counted, and may fail."""
+class SlowStore(MemoryFeatureStore):
+    """A store in memory whose transfers wait for a gate, are counted, and may fail."""
 
     def __init__(self) -> None:
-        codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008)
-        self.memory = MemoryFeatureStore(codec, ttl_seconds=60)
+        super().__init__(FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008), ttl_seconds=60)
         self.gate = asyncio.Event()
         self.gate.set()
         self.transfers = 0
@@ -37,11 +36,11 @@ class SlowStore:
     async def look_up(self, key: FeatureKey) -> StoredFeature | None:
         if self.error is not None:
             raise self.error
-        return await self.memory.look_up(key)
+        return await super().look_up(key)
 
     async def fetch(self, manifest: Manifest) -> FeatureBundle | None:
         self.transfers += 1
-        bundle = await self.memory.fetch(manifest)
+        bundle = await super().fetch(manifest)
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -50,18 +49,6 @@ class SlowStore:
         if self.error is not None:
             raise self.error
         return bundle
-
-    async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
-        return await self.memory.put(key, bundle)
-
-    async def delete(self, key: FeatureKey) -> bool:
-        return await self.memory.delete(key)
-
-    async def ping(self) -> None:
-        await self.memory.ping()
-
-    async def close(self) -> None:
-        await self.memory.close()
 
 
 @pytest.fixture
