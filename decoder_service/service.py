@@ -138,7 +138,7 @@ class DecoderService:
         timings: RequestTimings,
     ) -> AsyncGenerator[TokenOutput, None]:
         """The engine's tokens. Tensors count against the budget until the engine has used them."""
-        size_bytes = sum(manifest.size_bytes for manifest in manifests.values())
+        size_bytes = sum(manifest.tensor_bytes for manifest in manifests.values())
         async with AsyncExitStack() as held:
             await held.enter_async_context(self._feature_budget.hold(size_bytes))
             # No name is given to the request: the engine lets go of its tensors as soon as it can.

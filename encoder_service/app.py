@@ -21,6 +21,7 @@ from shared.batching import BatchLimits
 from shared.checkpoint import choose_placement, open_checkpoint
 from shared.cpu import available_cores
 from shared.features.key import namespace
+from shared.features.manifest import stored_dtype
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
 from shared.rpc.process import run_process
 from shared.store.open_store import open_store
@@ -63,7 +64,7 @@ def run(settings: EncoderSettings) -> int:
 def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
     """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
-    store = open_store(settings, checkpoint.fingerprint)
+    store = open_store(settings, checkpoint.fingerprint, store_dtype=settings.store_dtype)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     preprocessor = ImagePreprocessor.open(checkpoint.path)
     policy = pixel_policy(settings, preprocessor)
@@ -77,7 +78,11 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         limit_pixels=policy.limit_max_pixels,
         num_threads=settings.decode_threads,
     )
-    fields = [("checkpoint", checkpoint.fingerprint), *preprocessor.namespace_fields()]
+    fields = [
+        ("checkpoint", checkpoint.fingerprint),
+        ("stored_dtype", stored_dtype(settings.store_dtype, placement.dtype)),
+        *preprocessor.namespace_fields(),
+    ]
     service = EncoderService(
         store=store,
         intake=intake,

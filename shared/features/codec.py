@@ -22,6 +22,10 @@ detour over float32 doubles the size and hides NaN payloads, so tensors are seen
 Writing slices one view of the tensor (no copy); reading puts each chunk at its place in one buffer that
 the tensor then takes over (one copy). There is no pickle and no torch.load: no byte can run code.
 
+**Narrower than computed.** A codec may be told to store bfloat16 or fp8 (values, then an exponent for each
+row of each level): precision.py converts the tensor before it is cut into chunks, and back after the
+last chunk. The manifest names the dtype of the bytes, and every codec reads every dtype.
+
 **Every write has a random id**, which is part of its chunks' names. The same key computed twice may
 differ in the last bits (another batch, another GPU); without the id two writers would mix their chunks
 into a record that neither manifest fits.
@@ -39,15 +43,14 @@ from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
 from shared.features.key import LAYOUT_VERSION, FeatureKey, Modality
-from shared.features.manifest import Manifest
+from shared.features.manifest import Manifest, StoreDtype, stored_dtype
+from shared.features.precision import STORED_DTYPES, dtype_name, from_stored, stored_size, to_stored
 from shared.features.seal import Bytes, DamageSeal, ForgerySeal, Seal
 from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_RECORD_BYTES = 4 * 1024**3
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _WRITE_ID = re.compile(r"[0-9a-f]{32}")
 _MAX_SIDE = 1 << 20
@@ -58,7 +61,7 @@ _MAX_MERGE_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecord:
-    """What is to be stored. `chunks` are views into the bundle's tensor, not copies."""
+    """What is to be stored. `chunks` are views, into the bundle's tensor where its dtype is stored."""
 
     manifest: Manifest
     sealed_manifest: bytes
@@ -69,16 +72,25 @@ class FeatureCodec:
     """Turns bundles into records and back. Its methods take processor time: keep them off event loops.
 
     `fingerprint` is that of the checkpoint whose features are written. With a `store_key`, records are
-    sealed against forgery, and records that were sealed without it are damaged.
+    sealed against forgery, and records that were sealed without it are damaged. `store_dtype` is what is
+    written; what is read is what the manifest says.
     """
 
-    def __init__(self, *, fingerprint: str, chunk_bytes: int, store_key: bytes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        fingerprint: str,
+        chunk_bytes: int,
+        store_key: bytes | None = None,
+        store_dtype: StoreDtype = "model",
+    ) -> None:
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise ValueError("a fingerprint is 64 lower-case hexadecimal digits")
         if chunk_bytes < 1:
             raise ValueError("chunk_bytes must be at least 1")
         self._fingerprint = fingerprint
         self._chunk_bytes = chunk_bytes
+        self._store_dtype: StoreDtype = store_dtype
         self._seal: Seal = DamageSeal() if store_key is None else ForgerySeal(store_key)
 
     def encode(self, key: FeatureKey, bundle: FeatureBundle) -> EncodedRecord:
@@ -87,11 +99,13 @@ class FeatureCodec:
         Raises:
             ValueError: the bundle contradicts itself or a limit, so that no reader would accept it.
         """
-        data = _bytes_of(bundle.tensor)
+        dtype = stored_dtype(self._store_dtype, dtype_name(bundle.tensor))
+        data = to_stored(bundle.tensor, dtype, levels=1 + bundle.deepstack_levels).numpy().data
         chunks = tuple(
             data[start : start + self._chunk_bytes] for start in range(0, len(data), self._chunk_bytes)
         )
-        message = self._describe(key, bundle, [self._seal.checksum(chunk) for chunk in chunks])
+        checksums = [self._seal.checksum(chunk) for chunk in chunks]
+        message = self._describe(key, bundle, dtype, len(data), checksums)
         sealed = self._seal.close(message.SerializeToString())
         try:
             manifest = self.decode_manifest(key, sealed)
@@ -120,7 +134,9 @@ class FeatureCodec:
         """An empty buffer for the chunks of a manifest that `decode_manifest` returned."""
         return RecordAssembly(manifest, self._seal)
 
-    def _describe(self, key: FeatureKey, bundle: FeatureBundle, checksums: list[bytes]) -> FeatureManifest:
+    def _describe(
+        self, key: FeatureKey, bundle: FeatureBundle, dtype: str, size_bytes: int, checksums: list[bytes]
+    ) -> FeatureManifest:
         grid = bundle.grid
         return FeatureManifest(
             layout_version=LAYOUT_VERSION,
@@ -133,10 +149,10 @@ class FeatureCodec:
             token_count=bundle.token_count,
             hidden_size=bundle.hidden_size,
             deepstack_levels=bundle.deepstack_levels,
-            dtype=_DTYPE_NAMES.get(bundle.tensor.dtype, str(bundle.tensor.dtype)),
+            dtype=dtype,
             timestamps=bundle.timestamps,
             chunk_bytes=self._chunk_bytes,
-            size_bytes=bundle.size_bytes,
+            size_bytes=size_bytes,
             chunk_checksums=checksums,
             merge_size=math.isqrt(grid.t * grid.h * grid.w // bundle.token_count),
             write_id=secrets.token_hex(16),
@@ -177,11 +193,12 @@ class RecordAssembly:
         """The bundle; every chunk has been added.
 
         Raises:
-            DamagedRecord: some value is NaN or infinite.
+            DamagedRecord: some value is NaN or infinite, or a scale would make one so.
         """
         assert not self._missing, "chunks are missing"
         manifest = self._manifest
-        tensor = self._buffer.view(_DTYPES[manifest.dtype]).view(manifest.token_count, -1)
+        levels = 1 + manifest.deepstack_levels
+        tensor = from_stored(self._buffer, manifest.dtype, rows=manifest.token_count, levels=levels)
         bundle = FeatureBundle(
             modality=manifest.modality,
             grid=manifest.grid,
@@ -195,10 +212,6 @@ class RecordAssembly:
         return bundle
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().view(torch.uint8).numpy().reshape(-1).data
-
-
 def _parse(payload: bytes) -> FeatureManifest:
     try:
         return FeatureManifest.FromString(payload)
@@ -210,7 +223,7 @@ def _has_sane_fields(message: FeatureManifest) -> bool:
     is_video = message.modality == Modality.VIDEO
     return (
         message.modality in list(Modality)
-        and message.dtype in _DTYPES
+        and message.dtype in STORED_DTYPES
         and _FINGERPRINT.fullmatch(message.fingerprint) is not None
         and _WRITE_ID.fullmatch(message.write_id) is not None
         and len(message.timestamps) == (message.grid_t if is_video else 0)
@@ -228,8 +241,12 @@ def _has_sane_size(message: FeatureManifest) -> bool:
         and message.chunk_bytes >= 1
     ):
         return False
-    width = (1 + message.deepstack_levels) * message.hidden_size
-    size_bytes = message.token_count * width * _DTYPES[message.dtype].itemsize
+    size_bytes = stored_size(
+        message.dtype,
+        rows=message.token_count,
+        levels=1 + message.deepstack_levels,
+        hidden_size=message.hidden_size,
+    )
     return (
         h % merge == w % merge == 0
         and message.token_count * merge**2 == t * h * w
