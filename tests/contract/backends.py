@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 
 from shared.features.codec import FeatureCodec
+from shared.features.manifest import StoreDtype
 from shared.store.memory import MemoryFeatureStore, MemoryValue, utc_now
 from shared.store.redis_features import open_feature_store
 from shared.store.store import FeatureStore
@@ -19,7 +20,13 @@ CHUNK_BYTES = 1000
 class Backend(Protocol):
     """A place that stores share, with a back door."""
 
-    def open(self, *, store_key: bytes | None = None, chunk_bytes: int = CHUNK_BYTES) -> FeatureStore:
+    def open(
+        self,
+        *,
+        store_key: bytes | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        store_dtype: StoreDtype = "model",
+    ) -> FeatureStore:
         """One more store on the same values, as another process would open it."""
 
     async def names(self) -> list[str]: ...
@@ -42,8 +49,16 @@ class MemoryBackend:
     def __init__(self) -> None:
         self._values: dict[str, MemoryValue] = {}
 
-    def open(self, *, store_key: bytes | None = None, chunk_bytes: int = CHUNK_BYTES) -> FeatureStore:
-        codec = FeatureCodec(fingerprint=FINGERPRINT, chunk_bytes=chunk_bytes, store_key=store_key)
+    def open(
+        self,
+        *,
+        store_key: bytes | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        store_dtype: StoreDtype = "model",
+    ) -> FeatureStore:
+        codec = FeatureCodec(
+            fingerprint=FINGERPRINT, chunk_bytes=chunk_bytes, store_key=store_key, store_dtype=store_dtype
+        )
         return MemoryFeatureStore(codec, ttl_seconds=TTL_SECONDS, values=self._values)
 
     async def names(self) -> list[str]:
@@ -80,6 +95,7 @@ class RedisBackend:
         *,
         store_key: bytes | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        store_dtype: StoreDtype = "model",
         **options: Any,
     ) -> FeatureStore:
         defaults: Mapping[str, Any] = {
@@ -88,6 +104,7 @@ class RedisBackend:
             "ttl_seconds": TTL_SECONDS,
             "timeout_seconds": 5,
             "connections": 4,
+            "store_dtype": store_dtype,
         }
         return open_feature_store(**{**defaults, **options}, chunk_bytes=chunk_bytes, store_key=store_key)
 
