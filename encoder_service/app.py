@@ -78,17 +78,14 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         limit_pixels=policy.limit_max_pixels,
         num_threads=settings.decode_threads,
     )
-    fields = [
-        ("checkpoint", checkpoint.fingerprint),
-        ("stored_dtype", stored_dtype(settings.store_dtype, placement.dtype)),
-        *preprocessor.namespace_fields(),
-    ]
+    fields = [("checkpoint", checkpoint.fingerprint), *preprocessor.namespace_fields()]
+    stored = stored_dtype(settings.store_dtype, placement.dtype)
     service = EncoderService(
         store=store,
         intake=intake,
         worker=worker,
         policy=policy,
-        namespace=namespace([*fields, *model.namespace_fields()]),
+        namespace=namespace([*fields, *model.namespace_fields(), ("stored_dtype", stored)]),
     )
     servicer.use(service)
     return Encoder(service, worker, intake, store)
