@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cosine_similarity
 from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar
 
 from bench.in_process import InProcessDecoder, Question
 from demo.asking import as_conversation
@@ -51,10 +52,9 @@ class Loss:
     min_cosines: tuple[float, ...]
 
 
-def measure(
-    checkpoint: Path = DEMO_CHECKPOINT, *, per_kind: int = 100, seed: int = 2000
-) -> dict[str, float]:
+def measure(checkpoint: Path = DEMO_CHECKPOINT, *, per_kind: int = 100, seed: int = 2000) -> dict[str, float]:
     """Asks `per_kind` questions of each kind; the losses as one flat dictionary of figures."""
+    disable_progress_bar()  # of Transformers, which shows one wherever it runs
     count, losses = _measure(open_checkpoint(str(checkpoint)), per_kind, seed)
     figures: dict[str, float] = {"answers": count}
     for dtype, loss in losses.items():
@@ -113,9 +113,7 @@ def _cosines(before: FeatureBundle, after: FeatureBundle) -> torch.Tensor:
     return torch.stack([cosine_similarity(a.double(), b.double(), dim=-1) for a, b in pairs], dim=-1)
 
 
-def _loss(
-    truths: Sequence[str], before: Sequence[str], after: Sequence[str], cosines: torch.Tensor
-) -> Loss:
+def _loss(truths: Sequence[str], before: Sequence[str], after: Sequence[str], cosines: torch.Tensor) -> Loss:
     changed = [each for each in zip(truths, before, after, strict=True) if each[1] != each[2]]
     return Loss(
         changed=len(changed),

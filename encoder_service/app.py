@@ -64,7 +64,7 @@ def run(settings: EncoderSettings) -> int:
 def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
     """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
-    store = open_store(settings, checkpoint.fingerprint, store_dtype=settings.store_dtype)
+    store = open_store(settings, checkpoint.fingerprint)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     preprocessor = ImagePreprocessor.open(checkpoint.path)
     policy = pixel_policy(settings, preprocessor)

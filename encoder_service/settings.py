@@ -2,18 +2,11 @@
 
 from pydantic import Field
 
-from shared.features.manifest import StoreDtype
 from shared.settings import SharedSettings
 
 
 class EncoderSettings(SharedSettings):
     """Each field is the environment variable `LENSPAIR_<FIELD>`."""
-
-    store_dtype: StoreDtype = Field(
-        default="model",
-        description="What is written to the store: model (the tower's own dtype), bfloat16, or fp8 (half of "
-        "the bytes of bfloat16, with a loss). Decoders read all of them.",
-    )
 
     default_min_pixels: int | None = Field(
         default=None, ge=1, description="min_pixels of requests that set none; unset: the checkpoint's own."

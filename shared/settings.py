@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.features.manifest import StoreDtype
+
 
 class SharedSettings(BaseSettings):
     """Settings of any Lenspair service. Each field is the environment variable `LENSPAIR_<FIELD>`.
@@ -42,6 +44,11 @@ class SharedSettings(BaseSettings):
         ge=4096,
         le=256 * 1024 * 1024,
         description="Bytes of one chunk; a little under a power of two suits Redis' allocator.",
+    )
+    store_dtype: StoreDtype = Field(
+        default="model",
+        description="What encoders write: model (the dtype that the tower computes in), bfloat16, or fp8 "
+        "(about half of the bytes of bfloat16, and less exact). Decoders read all of them.",
     )
 
     listen: str = Field(default="[::]:50051", description="Address and port of the gRPC server.")

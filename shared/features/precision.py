@@ -19,8 +19,8 @@ make infinities of what the tower computed, and float16 decoders would see 65,50
 no number before is NaN afterwards, for no rounding may hide a broken tower (torch's own conversion turns
 infinity into 448).
 
-Both conversions work on blocks of rows: beside input and output they hold some 3 MiB, however
-large the tensor is.
+Writing works on blocks of rows: beside tensor and bytes it holds some 3 MiB, however large the tensor is.
+Reading fp8 holds bytes and tensor together for the moment of the conversion, and nothing else of size.
 """
 
 from collections.abc import Iterator

@@ -1,18 +1,12 @@
 """Opens the feature store that the settings name."""
 
-from shared.features.manifest import StoreDtype
 from shared.settings import SharedSettings
 from shared.store.redis_features import open_feature_store
 from shared.store.store import FeatureStore
 
 
-def open_store(
-    settings: SharedSettings, fingerprint: str, *, store_dtype: StoreDtype = "model"
-) -> FeatureStore:
-    """The store, for features of the checkpoint with this fingerprint. It connects at the first use.
-
-    `store_dtype` is what is written; every dtype is read.
-    """
+def open_store(settings: SharedSettings, fingerprint: str) -> FeatureStore:
+    """The store, for features of the checkpoint with this fingerprint. It connects at the first use."""
     secret = settings.store_key
     return open_feature_store(
         url=settings.store_url.get_secret_value(),
@@ -22,5 +16,5 @@ def open_store(
         connections=settings.store_connections,
         chunk_bytes=settings.store_chunk_bytes,
         store_key=None if secret is None else secret.get_secret_value().encode(),
-        store_dtype=store_dtype,
+        store_dtype=settings.store_dtype,
     )

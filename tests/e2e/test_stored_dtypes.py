@@ -47,7 +47,9 @@ def _answer(client: LenspairClient, feature: Feature) -> str:
     return client.generate([Turn("user", (feature, "What colour is the circle?"))]).text
 
 
-@pytest.mark.parametrize(("store_dtype", "bytes_a_row_and_level"), [("bfloat16", 2 * HIDDEN_SIZE), ("fp8", HIDDEN_SIZE + 1)])
+@pytest.mark.parametrize(
+    ("store_dtype", "bytes_a_row_and_level"), [("bfloat16", 2 * HIDDEN_SIZE), ("fp8", HIDDEN_SIZE + 1)]
+)
 def test_one_decoder_serves_encoders_of_several_dtypes(
     pair: Pair, tmp_path: Path, store_dtype: str, bytes_a_row_and_level: int
 ) -> None:

@@ -160,7 +160,7 @@ int64 = st.integers(-(2**63), 2**63 - 1)
             "token_count": int32,
             "hidden_size": int32,
             "deepstack_levels": int32,
-            "dtype": st.sampled_from(["float32", "float64", "", "bfloat16;"]),
+            "dtype": st.sampled_from(["float32", "float64", "", "bfloat16;", "float8_e4m3fn"]),
             "timestamps": st.lists(st.floats(), max_size=3),
             "chunk_bytes": int64,
             "size_bytes": int64,
