@@ -110,8 +110,6 @@ def test_what_is_finite_stays_finite_and_what_is_not_is_seen(
     tensor = bits_to_tensor(bits, pair[0])
     read = round_trip(tensor, pair[1])
     assert bool(read.isfinite().all()) == bool(tensor.isfinite().all())
-    kept = read.to(pair[0]).isfinite()  # also for a decoder of the tower's own dtype
-    assert not (tensor.isfinite().all() and not kept.all())
 
 
 @pytest.mark.parametrize(("dtype", "stored"), NARROWER)
@@ -146,6 +144,7 @@ def test_the_largest_and_the_smallest_numbers(dtype: torch.dtype) -> None:
         for stored in (BFLOAT16, FP8):
             read = round_trip(tensor, stored)
             assert torch.isclose(read.double(), tensor.double(), rtol=1 / 8, atol=0).all()
+            assert read.to(dtype).isfinite().all()  # also for a decoder of the tower's own dtype
 
 
 @pytest.mark.parametrize("exponent", [MIN_EXPONENT, -1, 0, MAX_EXPONENT])
