@@ -25,6 +25,7 @@ from shared.cpu import available_cores
 from shared.pb.lenspair.decoder.v1 import decoder_pb2, decoder_pb2_grpc
 from shared.rpc.process import run_process
 from shared.store.open_store import open_store
+from shared.store.process_cache import CachedFeatureStore
 from shared.store.store import FeatureStore
 
 SERVICE_NAME = decoder_pb2.DESCRIPTOR.services_by_name["DecoderService"].full_name
@@ -59,7 +60,7 @@ def run(settings: DecoderSettings) -> int:
 def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
     """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
-    store = open_store(settings, checkpoint.fingerprint)
+    store = with_cache(open_store(settings, checkpoint.fingerprint), settings)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     model = open_language_model(
         checkpoint.path, dtype=getattr(torch, placement.dtype), device=torch.device(placement.device)
@@ -77,6 +78,15 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
     )
     servicer.use(service)
     return Decoder(engine, store)
+
+
+def with_cache(store: FeatureStore, settings: DecoderSettings) -> FeatureStore:
+    """The store behind this process' cache, unless it is switched off."""
+    if settings.feature_cache_bytes == 0:
+        return store
+    return CachedFeatureStore(
+        store, max_bytes=settings.feature_cache_bytes, max_entries=settings.feature_cache_entries
+    )
 
 
 def build_engine(model: LanguageModel, settings: DecoderSettings) -> EngineLoop:

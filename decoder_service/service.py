@@ -38,8 +38,9 @@ class TokenCount:
 class DecoderService:
     """Answers questions about stored features.
 
-    `feature_budget` bounds the bytes of tensors that were fetched and wait for their first token;
-    `model_name` is what traces call the model.
+    `feature_budget` bounds the bytes of tensors that were fetched and wait for their first token; what a
+    process cache keeps is bounded there, and counts here too while it waits. `model_name` is what traces
+    call the model.
     """
 
     def __init__(

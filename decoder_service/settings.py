@@ -30,6 +30,13 @@ class DecoderSettings(SharedSettings):
         ge=1024**2,
         description="Most bytes of fetched features that wait for their first token.",
     )
+    feature_cache_bytes: int = Field(
+        default=1024**3,
+        ge=0,
+        description="Memory for features that were fetched, so that a hot picture crosses the network once; "
+        "0 switches this cache off.",
+    )
+    feature_cache_entries: int = Field(default=1000, ge=1, description="Most features in that cache.")
     max_context_tokens: int = Field(
         default=0,
         ge=0,

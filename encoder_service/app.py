@@ -15,6 +15,7 @@ from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.service import EncoderService
 from encoder_service.servicer import EncoderServicer
 from encoder_service.settings import EncoderSettings
+from encoder_service.stored_features import StoredFeatures
 from encoder_service.vision_model import VisionModel
 from encoder_service.worker import Worker
 from shared.batching import BatchLimits
@@ -87,7 +88,10 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         policy=policy,
         namespace=namespace([*fields, *model.namespace_fields(), ("stored_dtype", stored)]),
     )
-    servicer.use(service)
+    stored = StoredFeatures(
+        store=store, tally=service.tally, max_keep_alive_seconds=settings.max_keep_alive_seconds
+    )
+    servicer.use(service, stored)
     return Encoder(service, worker, intake, store)
 
 

@@ -14,11 +14,12 @@ from enum import IntEnum
 from encoder_service import metrics
 from encoder_service.intake import Intake
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
-from encoder_service.single_flight import SingleFlight, Work
+from encoder_service.tally import Kind, TenantTally
 from encoder_service.worker import Worker
 from shared.batching import Claim
 from shared.errors import DeadlineExceeded
 from shared.features.key import EffectiveSettings, FeatureKey, Modality, media_digest
+from shared.single_flight import SingleFlight, Work
 from shared.store.store import FeatureStore, StoredFeature
 
 # Below this, hashing takes less time than the way to another thread and back.
@@ -32,6 +33,9 @@ class Outcome(IntEnum):
     HIT = 1
     ENCODED = 2
     JOINED = 3
+
+
+_KINDS: dict[Outcome, Kind] = {Outcome.HIT: "hit", Outcome.ENCODED: "encoded", Outcome.JOINED: "joined"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,10 @@ class Encoded:
 
 
 class EncoderService:
-    """What the encoder does for its callers. `namespace` is the key part of model and processor."""
+    """What the encoder does for its callers. `namespace` is the key part of model and processor.
+
+    `tally` counts what each tenant was handed out.
+    """
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class EncoderService:
         self._policy = policy
         self._namespace = namespace
         self._clock = clock
+        self.tally = TenantTally()
         self._flights: SingleFlight[FeatureKey, tuple[StoredFeature, Outcome]] = SingleFlight()
 
     def deadline_in(self, seconds: float) -> float:
@@ -118,6 +126,7 @@ class EncoderService:
 
         feature, outcome = await self._fly(key, picture.deadline, work)
         metrics.count_feature(outcome.name.lower(), feature.manifest.token_count)
+        self.tally.count(picture.tenant, _KINDS[outcome])
         return Encoded(feature, outcome, settings)
 
     async def look_up(self, queries: Sequence[PictureQuery]) -> list[StoredFeature | None]:
@@ -137,7 +146,10 @@ class EncoderService:
                 return await self._store.look_up(key)
 
         with metrics.stage("lookup"):
-            return await asyncio.gather(*(find(key) for key in keys))
+            found = await asyncio.gather(*(find(key) for key in keys))
+        for key, feature in zip(keys, found, strict=True):
+            self.tally.count(key.tenant, "missed" if feature is None else "hit")
+        return found
 
     async def close(self) -> None:
         """Ends what is still being computed. No call may follow."""

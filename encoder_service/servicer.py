@@ -6,9 +6,10 @@ from typing import Any
 
 import grpc.aio
 
-from encoder_service import messages
+from encoder_service import messages, stored_messages
 from encoder_service.media_settings import RequestedSettings
 from encoder_service.service import EncoderService, Picture
+from encoder_service.stored_features import StoredFeatures
 from shared.errors import InvalidRequest
 from shared.pb.lenspair.encoder.v1 import encoder_pb2 as pb
 from shared.pb.lenspair.encoder.v1 import encoder_pb2_grpc as pb_grpc
@@ -19,16 +20,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EncoderServicer(pb_grpc.EncoderServiceServicer):
-    """Translates between messages and `EncoderService`.
+    """Translates between messages and the two use cases.
 
     It can be registered before the model is loaded; the server refuses calls until it serves, and by then
     `use` must have been called.
     """
 
     _service: EncoderService
+    _stored: StoredFeatures
 
-    def use(self, service: EncoderService) -> None:
+    def use(self, service: EncoderService, stored: StoredFeatures) -> None:
         self._service = service
+        self._stored = stored
 
     async def Encode(  # noqa: N802  the name in the contract
         self, request: pb.EncodeRequest, context: Context
@@ -56,6 +59,31 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
         found = await self._service.look_up(queries)
         refs = [None if feature is None else messages.feature_ref(feature) for feature in found]
         return pb.LookupFeaturesResponse(results=[pb.LookupResult(feature=ref) for ref in refs])
+
+    async def KeepAlive(  # noqa: N802  the name in the contract
+        self, request: pb.KeepAliveRequest, context: Context
+    ) -> pb.KeepAliveResponse:
+        keys = stored_messages.feature_keys(request.keys)
+        seconds = stored_messages.seconds_to_live(request)
+        times = await self._stored.keep_alive(tenant_of(context), keys, seconds)
+        return stored_messages.keep_alive_response(times)
+
+    async def Evict(  # noqa: N802  the name in the contract
+        self, request: pb.EvictRequest, context: Context
+    ) -> pb.EvictResponse:
+        keys = stored_messages.feature_keys(request.keys)
+        return stored_messages.evict_response(await self._stored.evict(tenant_of(context), keys))
+
+    async def DescribeFeatures(  # noqa: N802  the name in the contract
+        self, request: pb.DescribeFeaturesRequest, context: Context
+    ) -> pb.DescribeFeaturesResponse:
+        keys = stored_messages.feature_keys(request.keys)
+        return stored_messages.describe_response(await self._stored.describe(tenant_of(context), keys))
+
+    async def GetStoreStats(  # noqa: N802  the name in the contract
+        self, request: pb.GetStoreStatsRequest, context: Context
+    ) -> pb.GetStoreStatsResponse:
+        return stored_messages.stats_response(await self._stored.stats(tenant_of(context)))
 
     def _picture(self, data: bytes, settings: RequestedSettings, context: Context) -> Picture:
         deadline = self._service.deadline_in(remaining_seconds(context))

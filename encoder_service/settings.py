@@ -57,3 +57,10 @@ class EncoderSettings(SharedSettings):
         ge=1,
         description="Most patches that wait or are prepared (6 KiB each); more get QUEUE_FULL.",
     )
+
+    max_keep_alive_seconds: int = Field(
+        default=24 * 60 * 60,
+        ge=1,
+        le=10 * 365 * 24 * 60 * 60,
+        description="Longest time to live that KeepAlive may give a stored feature.",
+    )

@@ -57,6 +57,10 @@ class AsyncCalls:
             Method.LOOK_UP: self._encoder.LookupFeatures,
             Method.GENERATE: self._decoder.Generate,
             Method.COUNT_TOKENS: self._decoder.CountTokens,
+            Method.KEEP_ALIVE: self._encoder.KeepAlive,
+            Method.EVICT: self._encoder.Evict,
+            Method.DESCRIBE: self._encoder.DescribeFeatures,
+            Method.STORE_STATS: self._encoder.GetStoreStats,
         }
 
     async def close(self) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lenspair_client import terminal
+from lenspair_client import store_commands, terminal
 from lenspair_client.advice import EXIT_CODES_HELP, UNUSABLE, exit_code, explain
 from lenspair_client.client import LenspairClient
 from lenspair_client.errors import LenspairClientError
@@ -147,6 +147,8 @@ def _parser() -> argparse.ArgumentParser:
 
     count = _add(commands, "count", "count the tokens of a question; missing pictures are encoded", _count)
     _add_question(count)
+
+    store_commands.add(commands, _add)
     return parser
 
 

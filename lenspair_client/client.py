@@ -1,6 +1,7 @@
 """The blocking client."""
 
 from collections.abc import Generator, Sequence
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -9,7 +10,16 @@ from lenspair_client.blocking_calls import BlockingCalls
 from lenspair_client.effects import Flow
 from lenspair_client.options import ClientOptions
 from lenspair_client.requests import Requests
-from lenspair_client.values import Answer, Feature, Generation, MediaSettings, TokenCount, Turn
+from lenspair_client.values import (
+    Answer,
+    Feature,
+    FeatureDescription,
+    Generation,
+    MediaSettings,
+    StoreStats,
+    TokenCount,
+    Turn,
+)
 
 
 class LenspairClient:
@@ -117,6 +127,29 @@ class LenspairClient:
     def count_tokens(self, turns: Sequence[Turn], *, timeout: float | None = None) -> TokenCount:
         """How long a prompt is; the model does not run."""
         return self._calls.run(self._requests.count_tokens(turns, timeout))
+
+    def keep_alive(
+        self, features: Sequence[Feature | str], time_to_live: float, *, timeout: float | None = None
+    ) -> tuple[datetime | None, ...]:
+        """Lets stored features, or those of keys, live at least so many seconds from now.
+
+        Returns when the store forgets each; None for those that it does not have.
+        """
+        return self._calls.run(self._requests.keep_alive(features, time_to_live, timeout))
+
+    def evict(self, features: Sequence[Feature | str], *, timeout: float | None = None) -> tuple[bool, ...]:
+        """Deletes stored features, or those of keys; tells of each whether it was there."""
+        return self._calls.run(self._requests.evict(features, timeout))
+
+    def describe(
+        self, features: Sequence[Feature | str], *, timeout: float | None = None
+    ) -> tuple[FeatureDescription | None, ...]:
+        """What is known of stored features, or of keys; None for what is not there. Refreshes nothing."""
+        return self._calls.run(self._requests.describe(features, timeout))
+
+    def store_stats(self, *, timeout: float | None = None) -> StoreStats:
+        """Counts the caller's stored features, which may take a while in a large store."""
+        return self._calls.run(self._requests.store_stats(timeout))
 
     def close(self) -> None:
         """Ends open calls and connections."""

@@ -1,8 +1,8 @@
 """What a request wants done next; the vocabulary between its logic and the two kinds of clients.
 
-A request's logic (pictures.py, answers.py, asking.py) is a generator: it yields one of these, is sent
-the result or has the error thrown into it, and returns the request's value. The blocking and the asyncio
-client each do what is asked in their own way, and hold no logic.
+A request's logic (pictures.py, answers.py, asking.py, stored.py) is a generator: it yields one of these,
+is sent the result or has the error thrown into it, and returns the request's value. The blocking and the
+asyncio client each do what is asked in their own way, and hold no logic.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,6 +26,10 @@ class Method(StrEnum):
     LOOK_UP = "LookupFeatures"
     GENERATE = "Generate"
     COUNT_TOKENS = "CountTokens"
+    KEEP_ALIVE = "KeepAlive"
+    EVICT = "Evict"
+    DESCRIBE = "DescribeFeatures"
+    STORE_STATS = "GetStoreStats"
 
 
 @dataclass(frozen=True, slots=True)

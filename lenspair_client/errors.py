@@ -4,6 +4,7 @@ LenspairClientError
 ├── UnreadableImage             a local file can't be read; nothing was sent
 └── LenspairRpcError            a call failed; `code`, `reason`, `field` and `metadata` say how
     ├── InvalidArgument         the request can't be used as it is; `field` says where
+    ├── Unauthenticated         the call must name its tenant: ClientOptions.metadata
     ├── NotFound
     │   └── FeatureNotFound     the store does not have it (any more); `keys` are the missing ones
     ├── FailedPrecondition      made by another checkpoint
@@ -70,6 +71,10 @@ class InvalidArgument(LenspairRpcError):
     """The request can't be used as it is."""
 
 
+class Unauthenticated(LenspairRpcError):
+    """The server wants to know whose call it is; `field` names the metadata that says so."""
+
+
 class NotFound(LenspairRpcError):
     """What the request names is not there."""
 
@@ -130,6 +135,7 @@ _BY_REASON: dict[str, type[LenspairRpcError]] = {
 }
 _BY_CODE: dict[grpc.StatusCode, type[LenspairRpcError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.FAILED_PRECONDITION: FailedPrecondition,
     grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,

@@ -97,13 +97,25 @@ def turn_messages(turns: Sequence[Turn]) -> list[decoder_pb2.Turn]:
 def feature_of(response: encoder_pb2.EncodeResponse | encoder_pb2.StreamEncodeResponse) -> Feature:
     """The feature in an encoder's answer."""
     # An outcome that a later server may send says at least that the feature is there.
-    return _feature(response.feature, _OUTCOMES.get(response.outcome, Outcome.ENCODED))
+    return feature_at(response.feature, _OUTCOMES.get(response.outcome, Outcome.ENCODED))
+
+
+def feature_at(ref: encoder_pb2.FeatureRef, outcome: Outcome) -> Feature:
+    """The feature that a reference names."""
+    return Feature(
+        key=ref.key,
+        grid=(ref.grid_thw.t, ref.grid_thw.h, ref.grid_thw.w),
+        token_count=ref.token_count,
+        size_bytes=ref.size_bytes,
+        expires_at=ref.expire_time.ToDatetime(tzinfo=UTC),
+        outcome=outcome,
+    )
 
 
 def features_found(response: encoder_pb2.LookupFeaturesResponse) -> list[Feature | None]:
     """One feature, or None, for each query."""
     return [
-        _feature(result.feature, Outcome.HIT) if result.HasField("feature") else None
+        feature_at(result.feature, Outcome.HIT) if result.HasField("feature") else None
         for result in response.results
     ]
 
@@ -151,17 +163,6 @@ def _settings(settings: MediaSettings) -> encoder_pb2.MediaSettings:
 
 def _part(part: str | Feature) -> decoder_pb2.Part:
     return decoder_pb2.Part(text=part) if isinstance(part, str) else decoder_pb2.Part(feature_key=part.key)
-
-
-def _feature(ref: encoder_pb2.FeatureRef, outcome: Outcome) -> Feature:
-    return Feature(
-        key=ref.key,
-        grid=(ref.grid_thw.t, ref.grid_thw.h, ref.grid_thw.w),
-        token_count=ref.token_count,
-        size_bytes=ref.size_bytes,
-        expires_at=ref.expire_time.ToDatetime(tzinfo=UTC),
-        outcome=outcome,
-    )
 
 
 def _finish_reason(reason: int) -> FinishReason:

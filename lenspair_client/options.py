@@ -10,7 +10,9 @@ DECODER_SERVICE = "lenspair.decoder.v1.DecoderService"
 
 # Repeating these is harmless. Generate is not among them: it costs a whole answer, and a stream goes on
 # at another decoder with what it has.
-_REPEATED_METHODS = {ENCODER_SERVICE: ("Encode", "LookupFeatures")}
+_REPEATED_METHODS = {
+    ENCODER_SERVICE: ("Encode", "LookupFeatures", "KeepAlive", "Evict", "DescribeFeatures", "GetStoreStats")
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,25 @@
 """The flow of each method of the two clients, with their defaults filled in."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
-from lenspair_client import answers, asking
+from lenspair_client import answers, asking, stored
 from lenspair_client.deadline import Deadline
 from lenspair_client.effects import Flow
 from lenspair_client.options import ClientOptions, check_timeout
 from lenspair_client.pictures import Pictures
 from lenspair_client.progress import Progress
-from lenspair_client.values import Answer, Feature, Generation, MediaSettings, TokenCount, Turn
+from lenspair_client.values import (
+    Answer,
+    Feature,
+    FeatureDescription,
+    Generation,
+    MediaSettings,
+    StoreStats,
+    TokenCount,
+    Turn,
+)
 
 
 class Requests:
@@ -67,6 +77,22 @@ class Requests:
         deadline = self._deadline(timeout)
         asked = asking.Question(question, tuple(images), system, generation or Generation())
         return asking.ask(asked, self._pictures(settings, deadline), deadline, is_stream=is_stream)
+
+    def keep_alive(
+        self, features: Sequence[Feature | str], time_to_live: float, timeout: float | None
+    ) -> Flow[tuple[datetime | None, ...]]:
+        return stored.keep_alive(features, time_to_live, self._deadline(timeout))
+
+    def evict(self, features: Sequence[Feature | str], timeout: float | None) -> Flow[tuple[bool, ...]]:
+        return stored.evict(features, self._deadline(timeout))
+
+    def describe(
+        self, features: Sequence[Feature | str], timeout: float | None
+    ) -> Flow[tuple[FeatureDescription | None, ...]]:
+        return stored.describe(features, self._deadline(timeout))
+
+    def store_stats(self, timeout: float | None) -> Flow[StoreStats]:
+        return stored.store_stats(self._deadline(timeout))
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._options.timeout_seconds if timeout is None else check_timeout(timeout))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from lenspair_client.values import Feature
@@ -43,6 +44,14 @@ def show_feature(image: Path, feature: Feature | None, *, as_json: bool) -> None
     else:
         size = f"{feature.token_count} tokens, {feature.size_bytes / 1e6:.2f} MB"
         show_line(f"{image}: {feature.outcome}, {size}, until {feature.expires_at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def show_rows(rows: Iterable[tuple[str, str]]) -> None:
+    """Lines of a name and a value, the values below one another."""
+    rows = list(rows)
+    width = max(len(name) for name, _ in rows) + 2
+    for name, value in rows:
+        show_line(f"{name:<{width}}{value}")
 
 
 def note(text: str, *, always: bool) -> None:

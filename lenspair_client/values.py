@@ -128,3 +128,55 @@ class TokenCount:
     input_tokens: int
     visual_tokens: int
     context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureDescription:
+    """What is known of one stored feature. `created_at` is None for records of older encoders.
+
+    The tensor has `feature.token_count` rows of `(1 + deepstack_levels) * hidden_size` values of `dtype`,
+    in `num_chunks` pieces. `fingerprint` is that of the checkpoint that made it.
+    """
+
+    feature: Feature
+    created_at: datetime | None
+    dtype: str
+    hidden_size: int
+    deepstack_levels: int
+    num_chunks: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """What one encoder did for the caller's tenant since a point in time, None before the first request.
+
+    `hit_rate` is the share of the features handed out that cost no computation; None before the first.
+    """
+
+    since: datetime | None
+    hits: int
+    joined: int
+    encoded: int
+    misses: int
+    hit_rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """The stored features of the caller's tenant. What is not known is None.
+
+    `damaged` manifests can't be read; the next read of each deletes it. `store_used_bytes` and
+    `store_max_bytes` (0: no limit) are the whole store's memory, for all tenants.
+    """
+
+    entries: int
+    size_bytes: int
+    damaged: int
+    oldest: datetime | None
+    newest: datetime | None
+    first_expiry: datetime | None
+    last_expiry: datetime | None
+    requests: RequestCounts
+    store_used_bytes: int | None
+    store_max_bytes: int | None

@@ -8,6 +8,7 @@
     │   ├── InvalidSampling         temperature, top-p and their kin
     │   ├── MalformedFeatureKey     not the text of a key at all
     │   └── PromptTooLong           text and visual tokens exceed the context
+    ├── TenantRequired              the call does not say which tenant it belongs to
     ├── FeatureNotFound             the store does not have it (any more); encode again
     ├── FeatureRevisionMismatch     made by another checkpoint, or in a layout unknown here
     ├── QueueFull                   try again after `retry_after_seconds`
@@ -63,6 +64,10 @@ class MalformedFeatureKey(InvalidRequest):
 
 class PromptTooLong(InvalidRequest):
     reason = "PROMPT_TOO_LONG"
+
+
+class TenantRequired(LenspairError):
+    reason = "TENANT_REQUIRED"
 
 
 class FeatureNotFound(LenspairError):

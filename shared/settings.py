@@ -1,12 +1,17 @@
 """What the settings of both services have in common; read once, in `__main__`, from `LENSPAIR_*`."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from shared.features.key import TENANT_NAME
 from shared.features.manifest import StoreDtype
+
+MIN_STORE_KEY_BYTES: Final = 16
+
+TenantName = Annotated[str, StringConstraints(pattern=TENANT_NAME)]
 
 
 class SharedSettings(BaseSettings):
@@ -29,10 +34,14 @@ class SharedSettings(BaseSettings):
         default=0, ge=0, description="CPU threads of the model; 0 takes the container's CPU quota."
     )
 
-    store_url: SecretStr = Field(description="redis://, rediss:// or unix:// URL of the feature store.")
+    store_url: SecretStr = Field(
+        description="URL of the feature store: redis://, rediss:// or unix://, redis+sentinel:// or "
+        "redis+cluster:// (rediss+... with TLS)."
+    )
     store_key: SecretStr | None = Field(
         default=None,
-        description="Secret that seals records (HMAC-SHA-256) in a store that others can write to.",
+        description="Secret that seals records (HMAC-SHA-256) in a store that others can write to; the same "
+        f"for both services, random, at least {MIN_STORE_KEY_BYTES} bytes.",
     )
     store_ttl_seconds: int = Field(default=300, ge=1, description="Time to live of a feature.")
     store_timeout_seconds: float = Field(
@@ -43,6 +52,7 @@ class SharedSettings(BaseSettings):
         default=4 * 1024 * 1024 - 64 * 1024,
         ge=4096,
         le=256 * 1024 * 1024,
+        multiple_of=16,
         description="Bytes of one chunk; a little under a power of two suits Redis' allocator.",
     )
     store_dtype: StoreDtype = Field(
@@ -79,6 +89,16 @@ class SharedSettings(BaseSettings):
         description="Name of the call metadata that names the tenant. Empty: one tenant for all. "
         "Only for networks in which callers are trusted.",
     )
+    require_tenant: bool = Field(
+        default=False,
+        description="Refuse calls that name no tenant in LENSPAIR_TENANT_METADATA, but for health checks and "
+        "reflection. Otherwise they belong to one common tenant.",
+    )
+    tenant_store_urls: dict[TenantName, SecretStr] = Field(
+        default={},
+        description="JSON object from names of tenants to store URLs: these tenants' features are kept in "
+        "stores of their own, those of all others in LENSPAIR_STORE_URL. The same for both services.",
+    )
 
     otlp_endpoint: str = Field(default="", description="OTLP gRPC end point for spans; empty: none.")
     log_format: Literal["json", "console"] = Field(default="json", description="Form of log lines.")
@@ -88,3 +108,20 @@ class SharedSettings(BaseSettings):
     port_file: Path | None = Field(
         default=None, description="File that gets the bound port once the server accepts calls."
     )
+
+    @field_validator("store_key")
+    @classmethod
+    def _store_key_is_no_word(cls, store_key: SecretStr | None) -> SecretStr | None:
+        if store_key is not None and len(store_key.get_secret_value().encode()) < MIN_STORE_KEY_BYTES:
+            raise ValueError(
+                f"must have at least {MIN_STORE_KEY_BYTES} bytes; `openssl rand -base64 32` makes a good one"
+            )
+        return store_key
+
+    @model_validator(mode="after")
+    def _tenants_can_be_told_apart(self) -> Self:
+        if (self.require_tenant or self.tenant_store_urls) and not self.tenant_metadata:
+            raise ValueError(
+                "LENSPAIR_REQUIRE_TENANT and LENSPAIR_TENANT_STORE_URLS need LENSPAIR_TENANT_METADATA"
+            )
+        return self

@@ -71,4 +71,4 @@ def _default_of(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    return "unset" if value is None or value == "" else f"default {value}"
+    return "unset" if value in (None, "", {}) else f"default {value}"

@@ -17,6 +17,9 @@ class FeatureBundle:
     side by side: `[main | deepstack_0 | ... | deepstack_{L-1}]` (the layout that vLLM, SGLang and
     TensorRT-LLM use too). `timestamps` holds the seconds of each temporal patch of a clip; it is empty
     for a picture.
+
+    Bundles are shared: a process cache hands the same one to many requests at a time. Nobody writes into
+    the tensor of a bundle, nor into a view of it; who needs other values makes a tensor of its own.
     """
 
     modality: Modality

@@ -15,12 +15,14 @@ which stores turn into a miss:
    product can wrap around, and limits come before the first allocation: a manifest of a few hundred
    bytes must not be able to ask for a terabyte;
 4. the length and the checksum of each chunk *at its place*, so that swapped chunks are noticed;
-5. at last the values: one NaN would spread through attention into every later token.
+5. the values: one NaN would spread through attention into every later token.
+
+The last two are in shared/features/assembly.py.
 
 **Bytes, not numbers.** Values are moved as the bytes that they are. bfloat16 has no NumPy type, and a
 detour over float32 doubles the size and hides NaN payloads, so tensors are seen through uint8 views.
 Writing slices one view of the tensor (no copy); reading puts each chunk at its place in one buffer that
-the tensor then takes over (one copy). There is no pickle and no torch.load: no byte can run code.
+the tensor then takes over. There is no pickle and no torch.load: no byte can run code.
 
 **Narrower than computed.** A codec may be told to store bfloat16 or fp8 (values, then an exponent for each
 row of each level): precision.py converts the tensor before it is cut into chunks, and back after the
@@ -34,18 +36,21 @@ into a record that neither manifest fits.
 import math
 import re
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
-import torch
 from google.protobuf.message import DecodeError
 
+from shared.features.assembly import CHUNK_ALIGNMENT, RecordAssembly
 from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
 from shared.features.key import LAYOUT_VERSION, FeatureKey, Modality
 from shared.features.manifest import Manifest, StoreDtype, stored_dtype
-from shared.features.precision import STORED_DTYPES, dtype_name, from_stored, stored_size, to_stored
-from shared.features.seal import Bytes, DamageSeal, ForgerySeal, Seal
+from shared.features.moment import MAX_MILLISECONDS, from_milliseconds, to_milliseconds, utc_now
+from shared.features.precision import STORED_DTYPES, dtype_name, stored_size, to_stored
+from shared.features.seal import DamageSeal, ForgerySeal, Seal
 from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 
 MAX_MANIFEST_BYTES = 1024 * 1024
@@ -73,7 +78,7 @@ class FeatureCodec:
 
     `fingerprint` is that of the checkpoint whose features are written. With a `store_key`, records are
     sealed against forgery, and records that were sealed without it are damaged. `store_dtype` is what is
-    written; what is read is what the manifest says.
+    written; what is read is what the manifest says. `now` tells the time that records are dated with.
     """
 
     def __init__(
@@ -83,14 +88,16 @@ class FeatureCodec:
         chunk_bytes: int,
         store_key: bytes | None = None,
         store_dtype: StoreDtype = "model",
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         if not _FINGERPRINT.fullmatch(fingerprint):
             raise ValueError("a fingerprint is 64 lower-case hexadecimal digits")
-        if chunk_bytes < 1:
-            raise ValueError("chunk_bytes must be at least 1")
+        if chunk_bytes < 1 or chunk_bytes % CHUNK_ALIGNMENT:
+            raise ValueError(f"chunk_bytes must be a multiple of {CHUNK_ALIGNMENT}")
         self._fingerprint = fingerprint
         self._chunk_bytes = chunk_bytes
         self._store_dtype: StoreDtype = store_dtype
+        self._now = now
         self._seal: Seal = DamageSeal() if store_key is None else ForgerySeal(store_key)
 
     def encode(self, key: FeatureKey, bundle: FeatureBundle) -> EncodedRecord:
@@ -130,7 +137,7 @@ class FeatureCodec:
             raise DamagedRecord(DamageCause.FIELDS)
         return _manifest(key, message)
 
-    def assembly(self, manifest: Manifest) -> "RecordAssembly":
+    def assembly(self, manifest: Manifest) -> RecordAssembly:
         """An empty buffer for the chunks of a manifest that `decode_manifest` returned."""
         return RecordAssembly(manifest, self._seal)
 
@@ -156,6 +163,7 @@ class FeatureCodec:
             chunk_checksums=checksums,
             merge_size=math.isqrt(grid.t * grid.h * grid.w // bundle.token_count),
             write_id=secrets.token_hex(16),
+            created_time_ms=to_milliseconds(self._now()),
         )
 
     def _has_all_checksums(self, message: FeatureManifest) -> bool:
@@ -163,53 +171,6 @@ class FeatureCodec:
         return len(message.chunk_checksums) == count and all(
             len(checksum) == self._seal.checksum_size for checksum in message.chunk_checksums
         )
-
-
-class RecordAssembly:
-    """Puts the chunks of one record at their places in one buffer, which becomes the tensor."""
-
-    def __init__(self, manifest: Manifest, seal: Seal) -> None:
-        self._manifest = manifest
-        self._seal = seal
-        self._buffer = torch.empty(manifest.size_bytes, dtype=torch.uint8)
-        self._view = self._buffer.numpy().data
-        self._missing = set(range(len(manifest.chunk_checksums)))
-
-    def add(self, index: int, chunk: Bytes) -> None:
-        """Checks one chunk and copies it.
-
-        Raises:
-            DamagedRecord: its length or checksum is not that of the manifest.
-        """
-        if len(chunk) != self._manifest.chunk_size(index):
-            raise DamagedRecord(DamageCause.LENGTH)
-        if self._seal.checksum(chunk) != self._manifest.chunk_checksums[index]:
-            raise DamagedRecord(DamageCause.CHECKSUM)
-        start = index * self._manifest.chunk_bytes
-        self._view[start : start + len(chunk)] = chunk
-        self._missing.discard(index)
-
-    def finish(self) -> FeatureBundle:
-        """The bundle; every chunk has been added.
-
-        Raises:
-            DamagedRecord: some value is NaN or infinite, or a scale would make one so.
-        """
-        assert not self._missing, "chunks are missing"
-        manifest = self._manifest
-        levels = 1 + manifest.deepstack_levels
-        tensor = from_stored(self._buffer, manifest.dtype, rows=manifest.token_count, levels=levels)
-        bundle = FeatureBundle(
-            modality=manifest.modality,
-            grid=manifest.grid,
-            tensor=tensor,
-            hidden_size=manifest.hidden_size,
-            deepstack_levels=manifest.deepstack_levels,
-            timestamps=manifest.timestamps,
-        )
-        if not bundle.is_finite():
-            raise DamagedRecord(DamageCause.NOT_FINITE)
-        return bundle
 
 
 def _parse(payload: bytes) -> FeatureManifest:
@@ -228,6 +189,7 @@ def _has_sane_fields(message: FeatureManifest) -> bool:
         and _WRITE_ID.fullmatch(message.write_id) is not None
         and len(message.timestamps) == (message.grid_t if is_video else 0)
         and all(math.isfinite(timestamp) for timestamp in message.timestamps)
+        and 0 <= message.created_time_ms <= MAX_MILLISECONDS
     )
 
 
@@ -239,6 +201,7 @@ def _has_sane_size(message: FeatureManifest) -> bool:
         and 1 <= message.hidden_size <= _MAX_WIDTH
         and 0 <= message.deepstack_levels <= _MAX_LEVELS
         and message.chunk_bytes >= 1
+        and message.chunk_bytes % CHUNK_ALIGNMENT == 0
     ):
         return False
     size_bytes = stored_size(
@@ -270,4 +233,5 @@ def _manifest(key: FeatureKey, message: FeatureManifest) -> Manifest:
         chunk_checksums=tuple(message.chunk_checksums),
         merge_size=message.merge_size,
         write_id=message.write_id,
+        created_at=from_milliseconds(message.created_time_ms) if message.created_time_ms else None,
     )

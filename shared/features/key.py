@@ -23,6 +23,9 @@ from shared.errors import MalformedFeatureKey
 
 LAYOUT_VERSION = 1
 
+# What may be the name of a tenant.
+TENANT_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}$"
+
 _KEY_PATTERN = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})\.([0-9a-f]{64})")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Literal
 
 from shared.features.damage import DamageCause, DamagedRecord
@@ -32,7 +33,8 @@ class Manifest:
     "float8_e4m3fn" with exponents behind the values; see precision.py). Its `size_bytes` are cut
     into chunks of `chunk_bytes` (the last one may be shorter), each with its checksum. `merge_size` is
     the side of the square of patches that became one token. `write_id` tells one write of a key from the
-    next and is part of its chunks' names.
+    next and is part of its chunks' names. `created_at` is when the record was made, by its encoder's clock;
+    None in records that do not say it.
     """
 
     key: FeatureKey
@@ -49,6 +51,7 @@ class Manifest:
     chunk_checksums: tuple[bytes, ...]
     merge_size: int = 2
     write_id: str = ""
+    created_at: datetime | None = None
 
     @property
     def tensor_bytes(self) -> int:

@@ -48,13 +48,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, *, default_deadline_seconds: float, max_deadline_seconds: float, tenant_metadata: str = ""
+        self,
+        *,
+        default_deadline_seconds: float,
+        max_deadline_seconds: float,
+        tenant_metadata: str = "",
+        require_tenant: bool = False,
     ) -> None:
         self.is_ready = False
         self.calls = RunningCalls()
         self._default_deadline = min(default_deadline_seconds, max_deadline_seconds)
         self._max_deadline = max_deadline_seconds
         self._tenant_metadata = tenant_metadata
+        self._require_tenant = require_tenant
 
     async def intercept_service(
         self,
@@ -91,7 +97,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _answer(self, name: MethodName, context: Context, work: Work) -> Any:
         with observed(name, context) as observation:
             try:
-                tenant = read_tenant(context.invocation_metadata() or (), self._tenant_metadata)
+                metadata = context.invocation_metadata() or ()
+                tenant = read_tenant(metadata, self._tenant_metadata, is_required=self._require_tenant)
                 return await self._work_in_time(context, work, tenant)
             except grpc.aio.AbortError:
                 raise

@@ -12,7 +12,7 @@ from shared.checkpoint import CheckpointError
 from shared.errors import LenspairError, StoreUnavailable
 from shared.rpc.server import RpcServer
 from shared.settings import SharedSettings
-from shared.store.redis_connection import InvalidStoreUrl
+from shared.store.redis_url import InvalidStoreUrl
 from shared.store.store import FeatureStore
 
 _PING_AGAIN_SECONDS = 1.0

@@ -48,6 +48,7 @@ class RpcServer:
             default_deadline_seconds=settings.default_deadline_seconds,
             max_deadline_seconds=settings.max_deadline_seconds,
             tenant_metadata=settings.tenant_metadata,
+            require_tenant=settings.require_tenant,
         )
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(

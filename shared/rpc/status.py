@@ -23,6 +23,7 @@ from shared.errors import (
     QueueFull,
     StoreFull,
     StoreUnavailable,
+    TenantRequired,
 )
 
 DOMAIN = "lenspair"
@@ -37,6 +38,7 @@ Code = grpc.StatusCode
 
 _CODES: Mapping[type[BaseException], Code] = {
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    TenantRequired: grpc.StatusCode.UNAUTHENTICATED,
     FeatureNotFound: grpc.StatusCode.NOT_FOUND,
     FeatureRevisionMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     QueueFull: grpc.StatusCode.RESOURCE_EXHAUSTED,

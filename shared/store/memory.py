@@ -2,21 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from shared.features.bundle import FeatureBundle
 from shared.features.codec import EncodedRecord, FeatureCodec
-from shared.features.damage import IncompleteRecord, UnusableRecord
+from shared.features.damage import DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
+from shared.features.moment import utc_now
 from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
-from shared.store.names import chunk_names, manifest_name
+from shared.store.names import chunk_names, key_of_manifest, manifest_name
 from shared.store.store import StoredFeature
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
+from shared.store.survey import StoreMemory, Survey
 
 
 @dataclass(slots=True)
@@ -90,6 +89,33 @@ class MemoryFeatureStore:
             self._forget(self._names(key))
             return is_there
 
+    async def keep_alive(self, key: FeatureKey, seconds: float) -> datetime | None:
+        with observed(Operation.KEEP_ALIVE) as operation:
+            found = await self.look_up(key)
+            kept = None if found is None else self._extend(found.manifest, timedelta(seconds=seconds))
+            operation.hit_or_miss(kept)
+            return kept
+
+    async def describe(self, key: FeatureKey) -> StoredFeature | None:
+        with observed(Operation.DESCRIBE) as operation:
+            found = None
+            sealed = self._read(manifest_name(key))
+            with suppress(UnusableRecord):
+                if sealed is not None:
+                    manifest = self._decode(key, sealed)
+                    found = StoredFeature(manifest, self.values[manifest_name(key)].expires_at)
+            operation.hit_or_miss(found)
+            return found
+
+    async def survey(self, tenant: str) -> Survey:
+        with observed(Operation.SURVEY):
+            counted = Survey(memory=StoreMemory(sum(len(value.data) for value in self.values.values()), 0))
+            for name, value in list(self.values.items()):
+                key = key_of_manifest(name)
+                if key is not None and key.tenant == tenant and value.expires_at > self._now():
+                    self._count(key, value, counted)
+            return counted
+
     async def ping(self) -> None:
         """Memory always answers."""
 
@@ -97,9 +123,19 @@ class MemoryFeatureStore:
         """There is nothing to give back."""
 
     def _check(self, key: FeatureKey, sealed: bytes) -> StoredFeature:
+        manifest = self._decode(key, sealed)
+        return StoredFeature(manifest, self._refresh(manifest))
+
+    def _decode(self, key: FeatureKey, sealed: bytes) -> Manifest:
         manifest = self._codec.decode_manifest(key, sealed)
         manifest.check_chunk_sizes([len(chunk) for chunk in self._read_chunks(manifest)])
-        return StoredFeature(manifest, self._refresh(manifest))
+        return manifest
+
+    def _count(self, key: FeatureKey, value: MemoryValue, counted: Survey) -> None:
+        try:
+            counted.add(self._codec.decode_manifest(key, value.data), value.expires_at)
+        except DamagedRecord:
+            counted.damaged += 1
 
     def _read_chunks(self, manifest: Manifest) -> list[bytes]:
         chunks = [self._read(name) for name in chunk_names(manifest)]
@@ -125,14 +161,19 @@ class MemoryFeatureStore:
 
     def _refresh(self, manifest: Manifest) -> datetime:
         now = self._now()
+        expires_at = min((part.expires_at for part in self._parts(manifest)), default=now)
+        return self._extend(manifest, self._ttl) if expires_at - now < self._ttl / 2 else expires_at
+
+    def _extend(self, manifest: Manifest, by: timedelta) -> datetime:
+        expires_at = self._now() + by
+        parts = self._parts(manifest)
+        for part in parts:
+            part.expires_at = max(part.expires_at, expires_at)
+        return min((part.expires_at for part in parts), default=expires_at)
+
+    def _parts(self, manifest: Manifest) -> list[MemoryValue]:
         names = [manifest_name(manifest.key), *chunk_names(manifest)]
-        parts = [self.values[name] for name in names if name in self.values]
-        expires_at = min((part.expires_at for part in parts), default=now)
-        if expires_at - now < self._ttl / 2:
-            expires_at = now + self._ttl
-            for part in parts:
-                part.expires_at = expires_at
-        return expires_at
+        return [self.values[name] for name in names if name in self.values]
 
     def _names(self, key: FeatureKey) -> list[str]:
         prefix = manifest_name(key).removesuffix("m")

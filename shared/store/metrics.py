@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 from shared.errors import StoreFull, StoreUnavailable
 from shared.features.damage import DamageCause, DamagedRecord, UnusableRecord
@@ -24,6 +24,15 @@ CONNECTION_WAIT_SECONDS = Histogram(
     "Wait for a free connection to the store.",
     buckets=(0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10),
 )
+CACHE_HITS = Counter(
+    "lenspair_store_cache_hits", "Fetches that moved no tensor: this process had it, or was reading it."
+)
+CACHE_MISSES = Counter("lenspair_store_cache_misses", "Fetches that the process cache passed to the store.")
+CACHE_EVICTIONS = Counter(
+    "lenspair_store_cache_evictions", "Bundles that left the process cache to make room for others."
+)
+CACHE_BYTES = Gauge("lenspair_store_cache_bytes", "Bytes of the tensors in the process cache.")
+CACHE_ENTRIES = Gauge("lenspair_store_cache_entries", "Bundles in the process cache.")
 _OPERATIONS = Counter(
     "lenspair_store_operations", "Store operations by kind and outcome.", ["operation", "outcome"]
 )
@@ -45,6 +54,9 @@ class Operation(StrEnum):
     FETCH = "fetch"
     PUT = "put"
     DELETE = "delete"
+    KEEP_ALIVE = "keep_alive"
+    DESCRIBE = "describe"
+    SURVEY = "survey"
 
 
 class Outcome(StrEnum):

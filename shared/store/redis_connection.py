@@ -1,49 +1,32 @@
-"""Connections to Redis: URLs, the pool, time-outs and retries; knows nothing of what is stored.
+"""Exchanges with Redis: bounded in number and time, repeated once; knows nothing of what is stored.
 
-One `round_trip` is the unit of everything: it sends some commands together, reads their replies, and
-ends within the configured time-out, whatever the server does. All commands sent through it must be
-idempotent, because a broken connection repeats them once.
+Each exchange runs on a thread of a small pool, on a connection of that thread's own. Who finds no free
+thread waits in line. An exchange that takes longer than the time-out, or whose caller goes away, is given
+up: its connection is shut down, and whatever was under way in it reaches nobody. Everything that is sent
+must be idempotent, because an exchange is repeated once when its connection breaks, when a fail-over has
+taken the server's role away, or when a cluster's slot has moved.
 """
 
 import asyncio
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from enum import Enum
-from typing import Any, Final, Self
+from typing import Any, Self, TypeVar
 
-from redis.asyncio import BlockingConnectionPool
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import MovedError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
 from shared.errors import StoreFull, StoreUnavailable
 from shared.store.metrics import CONNECTION_WAIT_SECONDS
+from shared.store.redis_servers import ClusterServers, OnlyServer, SentinelServers, Servers
+from shared.store.redis_socket import Command, RedisSocket
+from shared.store.redis_url import Address, StoreKind, StoreUrl, parse_store_url
 
-# What may stand in a store URL. Everything else is refused: `decode_responses` would corrupt bytes, and
-# time-outs and pool sizes are settings of ours, which options of the URL would override silently.
-_URL_OPTIONS: Final = frozenset(
-    {
-        "connection_class",
-        "db",
-        "host",
-        "password",
-        "path",
-        "port",
-        "ssl_ca_certs",
-        "ssl_cert_reqs",
-        "ssl_certfile",
-        "ssl_check_hostname",
-        "ssl_keyfile",
-        "username",
-    }
-)
-_HEALTH_CHECK_SECONDS: Final = 15
-_READ_BYTES: Final = 256 * 1024
-
-Argument = str | bytes | int | memoryview
-Command = tuple[Argument, ...]
+T = TypeVar("T")
+Job = Callable[[RedisSocket], T]
 
 
 class WrongType(Enum):
@@ -52,102 +35,184 @@ class WrongType(Enum):
     WRONG_TYPE = "WRONGTYPE"
 
 
-class InvalidStoreUrl(ValueError):
-    """The store URL can't be used. The message never repeats it: it may hold a password."""
+class WrongServer(RedisError):
+    """The server does not hold the name (any more): it became a replica, or a slot has moved."""
 
 
 class RedisConnections:
-    """A bounded pool of connections to one server."""
+    """A bounded number of connections to one server, a master that Sentinel names, or each cluster node."""
 
-    def __init__(self, pool: BlockingConnectionPool, *, timeout_seconds: float) -> None:
-        self._pool = pool
+    def __init__(self, url: StoreUrl, *, timeout_seconds: float, connections: int) -> None:
+        self._options = url.options
         self._timeout_seconds = timeout_seconds
+        self._servers = self._open_servers(url)
+        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="store")
+        self._own = threading.local()
+        self._exchanges: set[_Exchange] = set()
 
     @classmethod
     def open(cls, url: str, *, timeout_seconds: float, connections: int) -> Self:
-        """Prepares a pool; it connects at the first use.
+        """Prepares connections; they are made at the first use.
 
         Args:
-            url: redis://, rediss:// (TLS) or unix:// URL.
-            timeout_seconds: longest time of one round trip, waiting for a free connection included.
-            connections: most connections at a time; further callers wait.
+            url: see shared/store/redis_url.py.
+            timeout_seconds: longest time of one exchange, waiting for a free thread included.
+            connections: most exchanges at a time, and most connections to one server.
 
         Raises:
             InvalidStoreUrl: the URL or an option in it can't be used.
         """
-        pool = BlockingConnectionPool(
-            **_url_options(url),
-            max_connections=connections,
-            timeout=timeout_seconds,
-            socket_timeout=None,  # `round_trip` bounds the whole exchange
-            socket_connect_timeout=timeout_seconds,
-            socket_read_size=_READ_BYTES,
-            health_check_interval=_HEALTH_CHECK_SECONDS,
-            retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-            decode_responses=False,
-            protocol=2,
-            driver_info=None,
-        )
-        return cls(pool, timeout_seconds=timeout_seconds)
+        return cls(parse_store_url(url), timeout_seconds=timeout_seconds, connections=connections)
 
-    async def round_trip(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to the commands, in order. They are not a transaction.
+    async def round_trip(self, name: str, commands: Sequence[Command]) -> list[Any]:
+        """The replies of the server that holds `name` to commands about it, in order; no transaction.
 
         Raises:
             StoreFull: the server has no memory for one of them.
             StoreUnavailable: no answer within the time-out, or one that says that the server can't serve.
         """
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                replies = await self._exchange_pooled(commands)
-        except (RedisError, OSError) as error:
-            raise StoreUnavailable("the feature store does not answer") from error
-        return [_checked(reply) for reply in replies]
+        return await self.run(name, lambda held: _exchange_commands(held, commands))
+
+    async def servers(self) -> list[Address | None]:
+        """Every server that holds names, for `round_trip_at`; raises StoreUnavailable."""
+        return await self._run(lambda _: self._servers.all())
+
+    async def round_trip_everywhere(self, commands: Sequence[Command]) -> list[list[Any]]:
+        """The replies of every server that holds names; raises like `round_trip`."""
+        servers = await self.servers()
+        return list(await asyncio.gather(*(self.round_trip_at(server, commands) for server in servers)))
+
+    async def round_trip_at(self, server: Address | None, commands: Sequence[Command]) -> list[Any]:
+        """The replies of one server; raises like `round_trip`."""
+
+        def work(exchange: _Exchange) -> list[Any]:
+            with self._connected(exchange, server) as held:
+                return _exchange_commands(held, commands)
+
+        return await self._run(work)
+
+    async def run(self, name: str, job: Job[T]) -> T:
+        """Runs an idempotent job on a connection to the server that holds `name`.
+
+        Raises like `round_trip`, and what the job raises.
+        """
+
+        def work(exchange: _Exchange) -> T:
+            with self._connected(exchange, self._servers.server_of(name)) as held:
+                return job(held)
+
+        return await self._run(work)
 
     async def close(self) -> None:
-        """Closes all connections."""
-        await self._pool.aclose()
+        """Closes all connections; exchanges that are under way end as unavailable."""
+        for exchange in tuple(self._exchanges):
+            exchange.give_up()
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
-    async def _exchange_pooled(self, commands: Sequence[Command]) -> list[Any]:
-        start = time.perf_counter()
-        connection: AbstractConnection = await self._pool.get_connection()  # type: ignore[no-untyped-call]
-        CONNECTION_WAIT_SECONDS.observe(time.perf_counter() - start)
+    async def _run(self, work: "Callable[[_Exchange], T]") -> T:
+        exchange = _Exchange()
+        self._exchanges.add(exchange)
+        future = self._threads.submit(self._work_twice, exchange, work)
         try:
-            replies: list[Any] = await connection.retry.call_with_retry(
-                lambda: _exchange(connection, commands),
-                lambda _: connection.disconnect(nowait=True),
-            )
-            return replies
+            async with asyncio.timeout(self._timeout_seconds):
+                return await asyncio.wrap_future(future)
+        except (RedisError, OSError) as error:  # a TimeoutError is one
+            raise StoreUnavailable("the feature store does not answer") from error
         finally:
-            # Shielded: a second cancellation must not take a connection out of the pool for ever.
-            await asyncio.shield(self._pool.release(connection))
+            exchange.give_up()
+            self._exchanges.discard(exchange)
+
+    def _work_twice(self, exchange: "_Exchange", work: "Callable[[_Exchange], T]") -> T:
+        CONNECTION_WAIT_SECONDS.observe(time.perf_counter() - exchange.began_at)
+        try:
+            return work(exchange)
+        except (WrongServer, RedisConnectionError, OSError):
+            if exchange.is_given_up:
+                raise
+            self._servers.look_again()
+            return work(exchange)
+
+    @contextmanager
+    def _connected(self, exchange: "_Exchange", server: Address | None) -> Iterator[RedisSocket]:
+        """This thread's connection to a server; closed when the block fails in any way."""
+        sockets = self._own_sockets()
+        if server not in sockets:
+            sockets[server] = self._new_socket(server)
+        held = sockets[server]
+        try:
+            with exchange.using(held):
+                held.begin()
+                yield held
+        except BaseException:
+            held.close()
+            del sockets[server]
+            raise
+
+    def _own_sockets(self) -> dict[Address | None, RedisSocket]:
+        if not hasattr(self._own, "sockets"):
+            self._own.sockets = {}
+        sockets: dict[Address | None, RedisSocket] = self._own.sockets
+        return sockets
+
+    def _new_socket(self, server: Address | None) -> RedisSocket:
+        where = {} if server is None else {"host": server[0], "port": server[1]}
+        return RedisSocket({**self._options, **where}, self._timeout_seconds)
+
+    def _open_servers(self, url: StoreUrl) -> Servers:
+        match url.kind:
+            case StoreKind.SERVER:
+                return OnlyServer()
+            case StoreKind.SENTINEL:
+                return SentinelServers(url, self._timeout_seconds)
+            case StoreKind.CLUSTER:
+                return ClusterServers(url, self._ask_for_slots)
+
+    def _ask_for_slots(self, server: Address) -> Any:
+        held = self._new_socket(server)
+        try:
+            held.begin(self._timeout_seconds)
+            return checked_reply(held.round_trip([("CLUSTER", "SLOTS")])[0])
+        finally:
+            held.close()
 
 
-async def _exchange(connection: AbstractConnection, commands: Sequence[Command]) -> list[Any]:
-    # Nothing to do, unless this is the repetition after a break.
-    await connection.connect()  # type: ignore[no-untyped-call]
-    writer = connection._writer
-    try:
-        await connection.send_packed_command(connection.pack_commands(commands))
-        return [await _read(connection) for _ in commands]
-    except BaseException:
-        # Replies may be under way: nobody else may read them from this connection. A plain close would
-        # first send what is left of the commands, megabytes that a stopped server never takes.
-        if writer is not None:
-            writer.transport.abort()
-        await connection.disconnect(nowait=True)
-        raise
+class _Exchange:
+    """One exchange under way, which its caller may give up from another thread."""
+
+    def __init__(self) -> None:
+        self.began_at = time.perf_counter()
+        self.is_given_up = False
+        self._socket: RedisSocket | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def using(self, held: RedisSocket) -> Iterator[None]:
+        with self._lock:
+            if self.is_given_up:
+                raise RedisConnectionError("the exchange was given up")
+            self._socket = held
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._socket = None
+
+    def give_up(self) -> None:
+        with self._lock:
+            self.is_given_up = True
+            if self._socket is not None:
+                self._socket.abandon()
 
 
-async def _read(connection: AbstractConnection) -> Any:
-    try:
-        return await connection.read_response(disable_decoding=True)
-    except ResponseError as error:
-        return error
+def checked_reply(reply: Any) -> Any:
+    """The reply, if it is no error that says something about the server.
 
-
-def _checked(reply: Any) -> Any:
+    Raises:
+        StoreFull, StoreUnavailable, WrongServer: it is.
+    """
     match reply:
+        case MovedError() | ReadOnlyError():
+            raise WrongServer from reply
         case OutOfMemoryError():
             raise StoreFull("the feature store is full") from reply
         case ResponseError() if str(reply).startswith(WrongType.WRONG_TYPE.value):
@@ -158,12 +223,5 @@ def _checked(reply: Any) -> Any:
             return reply
 
 
-def _url_options(url: str) -> dict[str, Any]:
-    try:
-        options = dict(parse_url(url))
-    except ValueError:
-        raise InvalidStoreUrl("the store URL can't be read; it is redis://, rediss:// or unix://") from None
-    if unknown := sorted(options.keys() - _URL_OPTIONS):
-        raise InvalidStoreUrl(f"options that a store URL can't have: {', '.join(unknown)}")
-    options.setdefault("connection_class", Connection)
-    return options
+def _exchange_commands(held: RedisSocket, commands: Sequence[Command]) -> list[Any]:
+    return [checked_reply(reply) for reply in held.round_trip(commands)]

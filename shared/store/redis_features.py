@@ -2,7 +2,8 @@
 
 A record is a manifest and its chunks, all under one hash tag and with one time to live. Chunks are
 written first and the manifest last: there is no feature without a manifest. Each write has names of its
-own for its chunks (see shared/features/codec.py), so a reader never meets the chunks of another write.
+own for its chunks (see shared/features/codec.py), so a reader never meets the chunks of another write;
+redis_lifetime.py knows how all of them are found again.
 
 Reads are bounded: a manifest is read with GETRANGE, because a hostile value of half a gigabyte must not
 be pulled in whole, and chunks only after STRLEN has said their sizes. STRLEN it is, not EXISTS, also
@@ -11,33 +12,32 @@ from prefix caches would be evicted while it is asked about all the time.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from shared.errors import StoreFull
 from shared.features.bundle import FeatureBundle
-from shared.features.codec import MAX_MANIFEST_BYTES, EncodedRecord, FeatureCodec, RecordAssembly
+from shared.features.codec import MAX_MANIFEST_BYTES, EncodedRecord, FeatureCodec
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest, StoreDtype
+from shared.store import redis_lifetime as lifetime
+from shared.store import redis_scan
 from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
 from shared.store.names import chunk_names, manifest_name
-from shared.store.redis_connection import Command, RedisConnections, WrongType
+from shared.store.redis_chunks import read_chunks, write_chunks
+from shared.store.redis_connection import RedisConnections, WrongType
+from shared.store.redis_socket import Command
 from shared.store.store import FeatureStore, StoredFeature
+from shared.store.survey import Survey
 
 _BATCH_BYTES: Final = 8 * 1024 * 1024
+_STREAMS: Final = 2
 _NO_SUCH_NAME: Final = -2
 
-# Deletes a refused record, but not one that somebody else has written in its place meanwhile: the
-# manifest goes only if it holds ARGV[1], which is its write id, or all of it where it can't be read.
-_DISCARD: Final = f"""
-local held = redis.pcall('GETRANGE', KEYS[1], 0, {MAX_MANIFEST_BYTES})
-if type(held) ~= 'string' or held == '' or string.find(held, ARGV[1], 1, true) then
-  redis.call('UNLINK', KEYS[1])
-end
-for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
-"""
+T = TypeVar("T")
 
 
 def open_feature_store(
@@ -54,7 +54,7 @@ def open_feature_store(
     """The feature store of a URL. It connects at the first use; `ping` tries it.
 
     Args:
-        url: redis://, rediss:// or unix:// URL.
+        url: see shared/store/redis_url.py.
         fingerprint: that of the checkpoint whose features are written.
         ttl_seconds: time to live of a feature since its last read.
         timeout_seconds: longest wait for one answer of the store.
@@ -92,7 +92,7 @@ class RedisFeatureStore:
                 manifest = self._decode(key, held)
             except DamagedRecord as problem:
                 operation.refused(problem)
-                await self._discard([manifest_name(key)], held)
+                await self._discard(key, held)
                 return None
             try:
                 found = StoredFeature(manifest, _expiry(await self._check_chunks(manifest, left_ms)))
@@ -126,24 +126,56 @@ class RedisFeatureStore:
 
     async def delete(self, key: FeatureKey) -> bool:
         with observed(Operation.DELETE):
-            held, _ = await self._read_manifest(key)
-            names = [manifest_name(key)]
+            held, members = await self._round_trip(
+                key, [("GETRANGE", manifest_name(key), 0, MAX_MANIFEST_BYTES), lifetime.read_register(key)]
+            )
+            current = None
             with suppress(DamagedRecord):
-                names += chunk_names(self._decode(key, held))
-            removed = await self._connections.round_trip([("UNLINK", name) for name in names])
-            return bool(removed[0])
+                current = self._decode(key, held)
+            removed = [
+                await self._round_trip(key, commands) for commands in lifetime.removal(key, current, members)
+            ]
+            return bool(removed[0][0])
+
+    async def keep_alive(self, key: FeatureKey, seconds: float) -> datetime | None:
+        with observed(Operation.KEEP_ALIVE) as operation:
+            left_ms = lifetime.OVERWRITTEN
+            while left_ms == lifetime.OVERWRITTEN:  # by a write that came in between: keep that one
+                found = await self.look_up(key)
+                if found is None:
+                    break
+                keep = lifetime.keep(found.manifest, lifetime.milliseconds(seconds))
+                (left_ms,) = await self._round_trip(key, [keep])
+            kept = _expiry(left_ms) if left_ms > lifetime.PART_IS_GONE else None
+            operation.hit_or_miss(kept)
+            return kept
+
+    async def describe(self, key: FeatureKey) -> StoredFeature | None:
+        with observed(Operation.DESCRIBE) as operation:
+            found = None
+            held, left_ms = await self._read_manifest(key)
+            with suppress(UnusableRecord):
+                if left_ms != _NO_SUCH_NAME:
+                    manifest = self._decode(key, held)
+                    await self._check_chunks(manifest, self._ttl_ms)  # as if it were new: no refresh
+                    found = StoredFeature(manifest, _expiry(max(0, left_ms)))
+            operation.hit_or_miss(found)
+            return found
+
+    async def survey(self, tenant: str) -> Survey:
+        with observed(Operation.SURVEY):
+            return await redis_scan.survey(self._connections, self._codec, tenant)
 
     async def ping(self) -> None:
-        await self._connections.round_trip([("PING",)])
+        await self._connections.round_trip_everywhere([("PING",)])
 
     async def close(self) -> None:
         await self._connections.close()
 
     async def _read_manifest(self, key: FeatureKey) -> tuple[bytes | WrongType, int]:
         name = manifest_name(key)
-        held, left_ms = await self._connections.round_trip(
-            [("GETRANGE", name, 0, MAX_MANIFEST_BYTES), ("PTTL", name)]
-        )
+        commands: list[Command] = [("GETRANGE", name, 0, MAX_MANIFEST_BYTES), ("PTTL", name)]
+        held, left_ms = await self._connections.round_trip(name, commands)
         return held, left_ms
 
     def _decode(self, key: FeatureKey, held: bytes | WrongType) -> Manifest:
@@ -155,7 +187,7 @@ class RedisFeatureStore:
         """Asks for the size of every chunk, refreshes the record if it is due, and returns what is left."""
         names = chunk_names(manifest)
         refresh = self._refresh_commands(manifest, left_ms)
-        replies = await self._connections.round_trip([*(("STRLEN", name) for name in names), *refresh])
+        replies = await self._round_trip(manifest.key, [*(("STRLEN", name) for name in names), *refresh])
         sizes = replies[: len(names)]
         if WrongType.WRONG_TYPE in sizes:
             raise DamagedRecord(DamageCause.WRONG_TYPE)
@@ -166,22 +198,20 @@ class RedisFeatureStore:
 
     async def _read_bundle(self, manifest: Manifest) -> FeatureBundle | None:
         assembly = self._codec.assembly(manifest)
-        names = chunk_names(manifest)
-        left_ms = self._ttl_ms
-        for batch in _batches(manifest):
-            left_ms, chunks = await self._connections.round_trip(
-                [("PTTL", manifest_name(manifest.key)), ("MGET", *(names[index] for index in batch))]
-            )
-            if left_ms == _NO_SUCH_NAME:  # the manifest is the authority: what was deleted is not served
-                return None
-            if None in chunks:
-                raise IncompleteRecord
-            await asyncio.to_thread(_add_chunks, assembly, batch, chunks)
-        bundle = await asyncio.to_thread(assembly.finish)
+        name, names = manifest_name(manifest.key), chunk_names(manifest)
+
+        async def read(batch: range) -> int:
+            chunks = [names[index] for index in batch]
+            places = [assembly.place(index) for index in batch]
+            return await self._connections.run(name, lambda held: read_chunks(held, name, chunks, places))
+
+        left_ms = min(await _few_at_once(read, _batches(manifest)))
+        if left_ms == _NO_SUCH_NAME:  # the manifest is the authority: what was deleted is not served
+            return None
         READ_BYTES.inc(manifest.size_bytes)
         if refresh := self._refresh_commands(manifest, left_ms):
-            await self._connections.round_trip(refresh)
-        return bundle
+            await self._round_trip(manifest.key, refresh)
+        return assembly.finish()
 
     async def _write(self, key: FeatureKey, record: EncodedRecord) -> None:
         # A second try, because servers that evict by sampling may well take the newest values.
@@ -190,33 +220,40 @@ class RedisFeatureStore:
 
     async def _try_to_write(self, key: FeatureKey, record: EncodedRecord) -> bool:
         """Writes chunks, then the manifest; False when a chunk was gone before the manifest stood."""
-        names = chunk_names(record.manifest)
-        for batch in _batches(record.manifest):
-            await self._connections.round_trip(
-                [("SET", names[index], record.chunks[index], "PX", self._ttl_ms) for index in batch]
+        register = lifetime.register(record.manifest, self._ttl_ms)
+        await self._round_trip(key, [register])
+        name, names = manifest_name(key), chunk_names(record.manifest)
+
+        async def write(batch: range) -> None:
+            batch_names = [names[index] for index in batch]
+            chunks = [record.chunks[index] for index in batch]
+            await self._connections.run(
+                name, lambda held: write_chunks(held, batch_names, chunks, self._ttl_ms)
             )
-        *still_there, _ = await self._connections.round_trip(
+
+        await _few_at_once(write, _batches(record.manifest))
+        *still_there, _, _ = await self._round_trip(
+            key,
             [
-                *(("PEXPIRE", name, self._ttl_ms) for name in names),
-                ("SET", manifest_name(key), record.sealed_manifest, "PX", self._ttl_ms),
-            ]
+                *(("PEXPIRE", chunk, self._ttl_ms) for chunk in names),
+                register,  # its time runs as long as theirs
+                ("SET", name, record.sealed_manifest, "PX", self._ttl_ms),
+            ],
         )
         return all(still_there)
 
     def _refresh_commands(self, manifest: Manifest, left_ms: int) -> list[Command]:
-        """Gives all parts their full time, or nothing while more than half of it is left."""
-        if left_ms >= self._ttl_ms / 2:
-            return []
-        names = [*chunk_names(manifest), manifest_name(manifest.key)]
-        return [("PEXPIRE", name, self._ttl_ms) for name in names]
+        """Gives all parts their full time at least, or nothing while more than half of it is left."""
+        return [] if left_ms >= self._ttl_ms / 2 else [lifetime.keep(manifest, self._ttl_ms)]
+
+    async def _discard(self, key: FeatureKey, held: bytes | WrongType) -> None:
+        await self._round_trip(key, [lifetime.discard(key, held)])
 
     async def _discard_write(self, manifest: Manifest) -> None:
-        names = [manifest_name(manifest.key), *chunk_names(manifest)]
-        await self._discard(names, manifest.write_id.encode())
+        await self._round_trip(manifest.key, lifetime.discard_write(manifest))
 
-    async def _discard(self, names: list[str], held: bytes | WrongType) -> None:
-        mark = "held no bytes" if isinstance(held, WrongType) else held
-        await self._connections.round_trip([("EVAL", _DISCARD, len(names), *names, mark)])
+    async def _round_trip(self, key: FeatureKey, commands: Sequence[Command]) -> list[Any]:
+        return await self._connections.round_trip(manifest_name(key), commands)
 
 
 def _batches(manifest: Manifest) -> list[range]:
@@ -226,9 +263,20 @@ def _batches(manifest: Manifest) -> list[range]:
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
-def _add_chunks(assembly: RecordAssembly, indexes: range, chunks: list[bytes]) -> None:
-    for index, chunk in zip(indexes, chunks, strict=True):
-        assembly.add(index, chunk)
+async def _few_at_once(work: Callable[[range], Awaitable[T]], batches: Sequence[range]) -> list[T]:
+    """Works through batches on a few connections; the first error ends all of it."""
+    left = iter(batches)
+
+    async def go_on() -> list[T]:
+        return [await work(batch) for batch in left]
+
+    tasks = [asyncio.create_task(go_on()) for _ in range(min(_STREAMS, len(batches)))]
+    try:
+        return [result for results in await asyncio.gather(*tasks) for result in results]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _expiry(left_ms: int) -> datetime:

@@ -10,6 +10,7 @@ from typing import Protocol
 from shared.features.bundle import FeatureBundle
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
+from shared.store.survey import Survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,29 @@ class FeatureStore(Protocol):
         """
 
     async def delete(self, key: FeatureKey) -> bool:
-        """Removes the feature; True when there was one. Afterwards nobody is served it."""
+        """Removes the feature, its manifest first; True when there was one. Afterwards nobody is served it.
+
+        The chunks of overwritten and of abandoned writes go too. A `put` that is under way stores its
+        feature all the same, or may leave chunks that nobody is served until their time to live is over.
+        """
+
+    async def keep_alive(self, key: FeatureKey, seconds: float) -> datetime | None:
+        """Lets the whole record live at least so long from now, above 0; never shortens its life.
+
+        Returns when the store forgets it unless it is read before; None where there is no such feature. A
+        store that runs out of memory may still evict it, and a `put` that is under way gives the new
+        record the usual time to live.
+        """
+
+    async def describe(self, key: FeatureKey) -> StoredFeature | None:
+        """What `look_up` would answer; changes nothing, not even a time to live or a damaged record."""
+
+    async def survey(self, tenant: str) -> Survey:
+        """Counts the features of a tenant, which is a key part, and deletes nothing.
+
+        Takes time in proportion to the whole store, in small steps between which others are served.
+        Features that come or go meanwhile may be counted or not; none is counted twice.
+        """
 
     async def ping(self) -> None:
         """Returns when the store answers."""

@@ -1,6 +1,6 @@
 """Feature stores under test, and the way around them: to the names and bytes that they keep."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -8,13 +8,27 @@ from redis.asyncio import Redis
 
 from shared.features.codec import FeatureCodec
 from shared.features.manifest import StoreDtype
-from shared.store.memory import MemoryFeatureStore, MemoryValue, utc_now
+from shared.features.moment import utc_now
+from shared.store.memory import MemoryFeatureStore, MemoryValue
+from shared.store.process_cache import CachedFeatureStore
 from shared.store.redis_features import open_feature_store
 from shared.store.store import FeatureStore
 
 FINGERPRINT = "f" * 64
 TTL_SECONDS = 60
-CHUNK_BYTES = 1000
+CHUNK_BYTES = 1008
+
+# What stands around each store that a backend opens.
+Wrap = Callable[[FeatureStore], FeatureStore]
+
+
+def bare(store: FeatureStore) -> FeatureStore:
+    return store
+
+
+def cached(store: FeatureStore) -> FeatureStore:
+    """With a process cache that has room for everything that the suite stores."""
+    return CachedFeatureStore(store, max_bytes=1024**2, max_entries=100)
 
 
 class Backend(Protocol):
@@ -46,7 +60,8 @@ class Backend(Protocol):
 
 
 class MemoryBackend:
-    def __init__(self) -> None:
+    def __init__(self, wrap: Wrap = bare) -> None:
+        self._wrap = wrap
         self._values: dict[str, MemoryValue] = {}
 
     def open(
@@ -59,7 +74,7 @@ class MemoryBackend:
         codec = FeatureCodec(
             fingerprint=FINGERPRINT, chunk_bytes=chunk_bytes, store_key=store_key, store_dtype=store_dtype
         )
-        return MemoryFeatureStore(codec, ttl_seconds=TTL_SECONDS, values=self._values)
+        return self._wrap(MemoryFeatureStore(codec, ttl_seconds=TTL_SECONDS, values=self._values))
 
     async def names(self) -> list[str]:
         return sorted(self._values)
@@ -86,8 +101,9 @@ class MemoryBackend:
 
 
 class RedisBackend:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, wrap: Wrap = bare) -> None:
         self.url = url
+        self._wrap = wrap
         self.client = Redis.from_url(url, protocol=2)
 
     def open(
@@ -106,7 +122,9 @@ class RedisBackend:
             "connections": 4,
             "store_dtype": store_dtype,
         }
-        return open_feature_store(**{**defaults, **options}, chunk_bytes=chunk_bytes, store_key=store_key)
+        return self._wrap(
+            open_feature_store(**{**defaults, **options}, chunk_bytes=chunk_bytes, store_key=store_key)
+        )
 
     async def names(self) -> list[str]:
         return sorted([name.decode() async for name in self.client.scan_iter()])

@@ -18,7 +18,8 @@ from shared.errors import StoreFull, StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.grid import Grid
 from shared.store.names import chunk_names, manifest_name
-from shared.store.redis_connection import InvalidStoreUrl, RedisConnections
+from shared.store.redis_connection import RedisConnections
+from shared.store.redis_url import InvalidStoreUrl
 from shared.store.store import FeatureStore
 from tests.contract.backends import RedisBackend
 from tests.contract.slow_network import slow_network
@@ -172,15 +173,35 @@ async def test_a_cancelled_read_never_gives_its_answer_to_the_next(
     await writer.close()
     randomness = random.Random(7)
     behind = Path(server.url.removeprefix("unix://"))
-    async with slow_network(behind, tmp_path / "slow.sock", delay_seconds=0.005) as url:
+    async with slow_network(behind, tmp_path / "slow.sock", delay_seconds=0.002) as url:
         store = redis_backend.open(url=url, connections=1)
-        for _ in range(60):
+        for _ in range(1000):
             cancelled = asyncio.create_task(read(store, "a"))
-            await asyncio.sleep(randomness.uniform(0, 0.03))
+            await asyncio.sleep(randomness.uniform(0, 0.012))
             cancelled.cancel()
             await check_reads(store, "b", seed=1)
             await asyncio.gather(cancelled, return_exceptions=True)
         await store.close()
+
+
+async def test_memory_of_a_cancelled_read_is_nobody_elses_while_it_is_filled(
+    redis_backend: RedisBackend,
+) -> None:
+    """Large reads use memory again that earlier features lay in."""
+    store = redis_backend.open(connections=4, chunk_bytes=1 << 19)
+    for number, name in enumerate("ab"):
+        bundle = megabytes(3)
+        bundle.tensor.fill_(number + 1)
+        await store.put(make_key(name), bundle)
+    randomness = random.Random(11)
+    for _ in range(300):
+        cancelled = asyncio.create_task(read(store, "a"))
+        await asyncio.sleep(randomness.uniform(0, 0.004))
+        cancelled.cancel()
+        found = await asyncio.gather(*(read(store, "b") for _ in range(2)))
+        await asyncio.gather(cancelled, return_exceptions=True)
+        assert all(bundle is not None and bool((bundle.tensor == 2).all()) for bundle in found)
+    await store.close()
 
 
 async def test_cancellations_do_not_use_up_the_pool(store: FeatureStore) -> None:
@@ -293,7 +314,7 @@ async def test_a_chunk_of_another_type_is_seen_at_look_up(
 async def test_all_parts_share_a_hash_tag(redis_backend: RedisBackend, store: FeatureStore) -> None:
     await store.put(KEY, make_bundle())
     names = await redis_backend.names()
-    assert len(names) == 5
+    assert len(names) == 6
     assert {name.partition("{")[2].partition("}")[0] for name in names} == {str(KEY)}
 
 
@@ -349,3 +370,37 @@ async def test_tcp_password_and_database_number(kind: str) -> None:
             await stranger.ping()
         assert "wrong" not in str(caught.value)
         await stranger.close()
+
+
+async def test_an_acl_user_sees_nothing_but_features(redis_backend: RedisBackend) -> None:
+    rules = {"enabled": True, "passwords": ["+s3cret"], "keys": ["lenspair:*"], "categories": ["+@all"]}
+    await redis_backend.client.acl_setuser("reader", **rules)  # type: ignore[arg-type]
+    path = redis_backend.url.removeprefix("unix://")
+    store = redis_backend.open(url=f"unix://reader:s3cret@{path}")
+    await store.put(KEY, make_bundle())
+    await check_reads(store)
+    names = {client["user"] for client in await redis_backend.client.client_list()}
+    assert names == {"default", "reader"}
+    await redis_backend.client.acl_deluser("reader")  # cuts its connections
+    with pytest.raises(StoreUnavailable):
+        await store.put(KEY, make_bundle())
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", SERVER_KINDS)
+async def test_under_memory_pressure_a_read_gives_the_feature_or_a_clean_miss(kind: str) -> None:
+    with start_server(kind, {"maxmemory": "20mb", "maxmemory-policy": "allkeys-lru"}) as server:
+        backend = RedisBackend(server.url)
+        store = backend.open(chunk_bytes=100_000)
+        names = "0123456789abcdef"
+        for number, name in enumerate(names):
+            bundle = megabytes(2)
+            bundle.tensor.fill_(number)
+            with suppress(StoreFull):
+                await store.put(make_key(name), bundle)
+        found = {number: await read(store, name) for number, name in enumerate(names)}
+        hits = {number: bundle for number, bundle in found.items() if bundle is not None}
+        assert 0 < len(hits) < 16
+        assert all(bool((bundle.tensor == number).all()) for number, bundle in hits.items())
+        await store.close()
+        await backend.client.aclose()

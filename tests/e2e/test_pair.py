@@ -135,13 +135,15 @@ def test_a_feature_that_is_gone_is_named_and_encoded_again(
 
 
 # C21
-def test_the_encoder_remembers_nothing_that_the_store_forgot(
-    client: LenspairClient, store: redis.Redis
-) -> None:
-    assert client.encode(_circle("blue")).outcome is Outcome.ENCODED
+def test_nobody_remembers_what_the_store_forgot(client: LenspairClient, store: redis.Redis) -> None:
+    feature = client.encode(_circle("blue"))
+    question = [Turn("user", (feature, "What colour is the circle?"))]
+    assert client.generate(question).text == "blue"  # from here on the decoder has it in memory
     store.flushall()
+    with pytest.raises(FeatureNotFound):
+        client.generate(question)
     assert client.encode(_circle("blue")).outcome is Outcome.ENCODED
-    assert _colour(client, _circle("blue")) == "blue"
+    assert client.generate(question).text == "blue"
 
 
 # C25

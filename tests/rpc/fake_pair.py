@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1.health import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
@@ -34,6 +35,18 @@ from shared.rpc.status import status_of
 MIB = 1024 * 1024
 
 
+FAR = Timestamp(seconds=4_000_000_000)
+DESCRIPTION = encoder.FeatureDescription(
+    feature=encoder.FeatureRef(expire_time=FAR),
+    create_time=Timestamp(seconds=1_000_000_000),
+    dtype="bfloat16",
+    hidden_size=24,
+    deepstack_levels=3,
+    chunk_count=4,
+    fingerprint="f" * 64,
+)
+
+
 def key_of(data: bytes) -> str:
     return f"key-{hashlib.sha256(data).hexdigest()}"
 
@@ -52,6 +65,8 @@ class FakeEncoder(EncoderServiceServicer):
     metadata: list[dict[str, Any]] = field(default_factory=list)
     chunk_sizes: list[int] = field(default_factory=list)
     settings: list[encoder.MediaSettings] = field(default_factory=list)
+    times_to_live: list[float] = field(default_factory=list)
+    stats: encoder.GetStoreStatsResponse = field(default_factory=encoder.GetStoreStatsResponse)
     # When set, so many Encode calls must run at one time before any is answered.
     together: threading.Barrier | None = None
 
@@ -85,6 +100,41 @@ class FakeEncoder(EncoderServiceServicer):
             if key in self.store:
                 result.feature.CopyFrom(self._feature(key)[0])
         return response
+
+    def KeepAlive(
+        self, request: encoder.KeepAliveRequest, context: grpc.ServicerContext
+    ) -> encoder.KeepAliveResponse:
+        self._begin("KeepAlive", context)
+        self.times_to_live.append(request.time_to_live.ToTimedelta().total_seconds())
+        times = [FAR if key in self.store else None for key in request.keys]
+        results = [encoder.KeepAliveResult(expire_time=time) for time in times]
+        return encoder.KeepAliveResponse(results=results)
+
+    def Evict(self, request: encoder.EvictRequest, context: grpc.ServicerContext) -> encoder.EvictResponse:
+        self._begin("Evict", context)
+        existed = [key in self.store for key in request.keys]
+        self.store.difference_update(request.keys)
+        return encoder.EvictResponse(
+            results=[encoder.EvictResult(existed=was_there) for was_there in existed]
+        )
+
+    def DescribeFeatures(
+        self, request: encoder.DescribeFeaturesRequest, context: grpc.ServicerContext
+    ) -> encoder.DescribeFeaturesResponse:
+        self._begin("DescribeFeatures", context)
+        response = encoder.DescribeFeaturesResponse()
+        for key in request.keys:
+            result = response.results.add()
+            if key in self.store:
+                result.description.feature.CopyFrom(self._feature(key)[0])
+                result.description.MergeFrom(DESCRIPTION)
+        return response
+
+    def GetStoreStats(
+        self, request: encoder.GetStoreStatsRequest, context: grpc.ServicerContext
+    ) -> encoder.GetStoreStatsResponse:
+        self._begin("GetStoreStats", context)
+        return self.stats
 
     def _begin(self, method: str, context: grpc.ServicerContext) -> None:
         self.calls.append(method)

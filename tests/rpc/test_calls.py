@@ -160,6 +160,15 @@ async def test_the_tenant_is_the_one_in_the_metadata() -> None:
     assert (refused.reason, refused.field) == ("INVALID_REQUEST", "metadata.X-Tenant")
 
 
+async def test_where_a_tenant_is_required_calls_of_every_shape_need_one() -> None:
+    async with running(tenant_metadata="x-tenant", require_tenant=True) as server:
+        for call in (server.unary("Answer"), server.stream("Stream"), server.collect([CountTokensRequest()])):
+            refused = await failure_of(call)
+            assert (refused.code, refused.reason) == ("UNAUTHENTICATED", "TENANT_REQUIRED")
+            assert refused.field == "metadata.x-tenant"
+        assert await server.unary("Answer", metadata=(("x-tenant", "shop"),))
+
+
 async def test_before_it_is_ready_a_server_refuses_calls_of_every_shape() -> None:
     async with running(is_serving=False) as server:
         calls = [

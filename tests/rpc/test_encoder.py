@@ -26,6 +26,7 @@ from shared.features.key import FeatureKey
 from shared.pb.lenspair.encoder.v1 import encoder_pb2 as pb
 from shared.pb.lenspair.encoder.v1 import encoder_pb2_grpc as pb_grpc
 from shared.rpc.server import RpcServer
+from shared.store.store import FeatureStore
 from tests.unit.encoder.harness import Harness, an_encoder
 from tests.unit.encoder.samples import LIMITS, declared_png, encoded, noise, solid
 
@@ -59,7 +60,11 @@ def preprocessor() -> ImagePreprocessor:
 
 @asynccontextmanager
 async def serving(
-    preprocessor: ImagePreprocessor, *, limits: MediaLimits = LIMITS, max_queue_items: int = 64
+    preprocessor: ImagePreprocessor,
+    *,
+    limits: MediaLimits = LIMITS,
+    max_queue_items: int = 64,
+    store: FeatureStore | None = None,
 ) -> AsyncIterator[Server]:
     settings = EncoderSettings(
         checkpoint="unused",
@@ -67,9 +72,11 @@ async def serving(
         listen="127.0.0.1:0",
         tenant_metadata="x-tenant",
     )
-    async with an_encoder(preprocessor, limits=limits, max_queue_items=max_queue_items) as encoder:
+    async with an_encoder(
+        preprocessor, store=store, limits=limits, max_queue_items=max_queue_items
+    ) as encoder:
         servicer = EncoderServicer()
-        servicer.use(encoder.service)
+        servicer.use(encoder.service, encoder.stored)
         server = RpcServer(settings, [SERVICE_NAME])
         server.add(partial(pb_grpc.add_EncoderServiceServicer_to_server, servicer))
         port = await server.start()

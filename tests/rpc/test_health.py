@@ -77,6 +77,13 @@ async def test_reflection_names_the_services_when_it_is_on() -> None:
             await reflected(server)
 
 
+async def test_probes_need_no_tenant() -> None:
+    async with running(tenant_metadata="x-tenant", require_tenant=True, reflection=True) as server:
+        assert await check(server) == SERVING
+        assert SERVICE in await reflected(server)
+        assert (await failure_of(server.unary("Answer"))).reason == "TENANT_REQUIRED"
+
+
 async def reflected(server: Running) -> set[str]:
     async def requests() -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
         yield reflection_pb2.ServerReflectionRequest(list_services="")

@@ -70,6 +70,7 @@ def test_very_many_missing_features_are_not_all_listed() -> None:
     ("code", "error_class"),
     [
         (grpc.StatusCode.INVALID_ARGUMENT, errors.InvalidArgument),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.NOT_FOUND, errors.NotFound),
         (grpc.StatusCode.FAILED_PRECONDITION, errors.FailedPrecondition),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.ResourceExhausted),

@@ -5,17 +5,20 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from encoder_service.intake import Intake
 from encoder_service.media import MediaLimits
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
 from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.service import EncoderService, Picture
+from encoder_service.stored_features import StoredFeatures
 from encoder_service.worker import Worker
 from shared.batching import BatchLimits
 from shared.features.codec import FeatureCodec
 from shared.features.key import namespace, tenant_tag
-from shared.store.memory import MemoryFeatureStore
+from shared.store.memory import MemoryFeatureStore, MemoryValue
+from shared.store.store import FeatureStore
 from tests.fakes import FakeTower
 from tests.unit.encoder.samples import LIMITS
 
@@ -23,18 +26,22 @@ POLICY = PixelPolicy(
     default_min_pixels=4096, default_max_pixels=65_536, limit_min_pixels=65_536, limit_max_pixels=65_536
 )
 TENANT = tenant_tag("")
+FINGERPRINT = "0" * 64
+MAX_KEEP_ALIVE_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Harness:
     service: EncoderService
-    store: MemoryFeatureStore
+    stored: StoredFeatures
+    store: Any  # a MemoryFeatureStore, unless the test brings another one
     tower: FakeTower
     intake: Intake
 
 
-def a_store() -> MemoryFeatureStore:
-    return MemoryFeatureStore(FeatureCodec(fingerprint="0" * 64, chunk_bytes=4096), ttl_seconds=60)
+def a_store(values: dict[str, MemoryValue] | None = None) -> MemoryFeatureStore:
+    codec = FeatureCodec(fingerprint=FINGERPRINT, chunk_bytes=4096)
+    return MemoryFeatureStore(codec, ttl_seconds=60, values=values)
 
 
 def picture(
@@ -47,7 +54,7 @@ def picture(
 async def an_encoder(
     preprocessor: ImagePreprocessor,
     *,
-    store: MemoryFeatureStore | None = None,
+    store: FeatureStore | None = None,
     model: str = "a model",
     max_queue_items: int = 64,
     limits: MediaLimits = LIMITS,
@@ -59,9 +66,10 @@ async def an_encoder(
     service = EncoderService(
         store=store, intake=intake, worker=worker, policy=POLICY, namespace=namespace([("model", model)])
     )
+    stored = StoredFeatures(store=store, tally=service.tally, max_keep_alive_seconds=MAX_KEEP_ALIVE_SECONDS)
     loop = asyncio.create_task(worker.run())
     try:
-        yield Harness(service, store, tower, intake)
+        yield Harness(service, stored, store, tower, intake)
     finally:
         tower.gate.set()
         await service.close()

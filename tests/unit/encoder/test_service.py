@@ -146,6 +146,19 @@ async def test_sixteen_at_once_run_the_tower_once(demo_preprocessor: ImagePrepro
     assert sorted(result.outcome for result in results) == [Outcome.ENCODED] + [Outcome.JOINED] * 15
 
 
+# C23
+async def test_two_encoders_on_one_store_agree_on_one_key(demo_preprocessor: ImagePreprocessor) -> None:
+    store = a_store()
+    async with (
+        an_encoder(demo_preprocessor, store=store) as one,
+        an_encoder(demo_preprocessor, store=store) as other,
+    ):
+        results = await asyncio.gather(*(encode(each, *[solid("red")] * 8) for each in (one, other)))
+        assert len(keys(*results[0], *results[1])) == 1
+        assert [each.tower.passes for each in (one, other)] in ([[1], [1]], [[1], []], [[], [1]])
+        assert await store.fetch(results[0][0].feature.manifest) is not None
+
+
 async def test_a_leader_who_leaves_does_not_fail_the_others(demo_preprocessor: ImagePreprocessor) -> None:
     async with an_encoder(demo_preprocessor) as harness:
         harness.tower.gate.clear()

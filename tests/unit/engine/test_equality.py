@@ -160,6 +160,17 @@ async def test_no_level_of_the_features_is_without_effect(reference: Reference, 
         assert not reference.ask(question).is_met_by(await collect(engine, request))
 
 
+async def test_features_are_only_read(reference: Reference) -> None:
+    """A process cache gives many requests the same tensors, also at the same time."""
+    question, bundle = QUESTIONS[1], reference.bundle("square")
+    before = bundle.tensor.clone()
+    requests = [reference.request(str(number), question, bundles=(bundle,)) for number in range(4)]
+    async with running(reference.engine(tokens=13)) as engine:
+        answers = await asyncio.gather(*(collect(engine, request) for request in requests))
+    assert torch.equal(bundle.tensor, before)
+    assert all(reference.ask(question).is_met_by(answer) for answer in answers)
+
+
 async def test_bad_features_fail_alone(reference: Reference) -> None:
     """B01."""
     good = reference.bundle("square")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, TenantRequired
 from shared.features.key import tenant_tag
 from shared.rpc.tenant import read_tenant
 
@@ -22,6 +22,14 @@ def test_a_call_without_the_header_belongs_to_the_common_tenant() -> None:
     assert read_tenant([("other", "x")], "x-tenant") == tenant_tag("")
 
 
+def test_a_call_without_the_header_is_refused_where_a_tenant_is_required() -> None:
+    with pytest.raises(TenantRequired) as refusal:
+        read_tenant([("other", "x")], "X-Tenant", is_required=True)
+    assert refusal.value.field == "metadata.X-Tenant"
+    assert read_tenant([("x-tenant", "shop")], "X-Tenant", is_required=True) == tenant_tag("shop")
+
+
+@pytest.mark.parametrize("is_required", [False, True])
 @pytest.mark.parametrize(
     "metadata",
     [
@@ -29,15 +37,17 @@ def test_a_call_without_the_header_belongs_to_the_common_tenant() -> None:
         [("x-tenant", "a" * 129)],
         [("x-tenant", "two words")],
         [("x-tenant", "line\nfeed")],
+        [("x-tenant", "feed at the end\n")],
+        [("x-tenant", "shop\n")],
         [("x-tenant", "größe")],
         [("x-tenant", b"bytes")],
         [("x-tenant", "a"), ("x-tenant", "b")],
         [("x-tenant", "a"), ("x-tenant", "a")],
     ],
 )
-def test_what_is_no_single_name_is_refused(metadata: Metadata) -> None:
+def test_what_is_no_single_name_is_refused(metadata: Metadata, is_required: bool) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        read_tenant(metadata, "x-tenant")
+        read_tenant(metadata, "x-tenant", is_required=is_required)
     assert refusal.value.field == "metadata.x-tenant"
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 from tests.feature_samples import make_bundle, make_clip, make_key, same_bytes
 
 KEY = make_key()
-CODEC = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1000)
+CODEC = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008)
 SEALED = CODEC.encode(KEY, make_bundle()).sealed_manifest
 
 
@@ -52,7 +53,7 @@ def edited(**fields: object) -> bytes:
 @given(
     data=st.binary(min_size=2, max_size=2),
     dtype=st.sampled_from([torch.float16, torch.bfloat16]),
-    chunk_bytes=st.integers(1, 4000),
+    chunk_bytes=st.integers(1, 250).map(lambda count: 16 * count),
 )
 def test_all_finite_16_bit_patterns_survive(data: bytes, dtype: torch.dtype, chunk_bytes: int) -> None:
     pattern = torch.frombuffer(bytearray(data), dtype=dtype)
@@ -72,7 +73,7 @@ def test_chunks_are_views_of_the_tensor() -> None:
     record = CODEC.encode(KEY, bundle)
     bundle.tensor.zero_()
     assert not any(any(chunk) for chunk in record.chunks)
-    assert [len(chunk) for chunk in record.chunks] == [1000, 1000, 1000, 72]
+    assert [len(chunk) for chunk in record.chunks] == [1008, 1008, 1008, 48]
 
 
 def test_the_manifest_names_what_was_stored() -> None:
@@ -88,7 +89,7 @@ def test_the_manifest_names_what_was_stored() -> None:
 def test_the_manifest_tells_the_bytes_in_the_store_and_in_memory(
     dtype: torch.dtype, store_dtype: StoreDtype
 ) -> None:
-    codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1000, store_dtype=store_dtype)
+    codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008, store_dtype=store_dtype)
     record = codec.encode(KEY, make_bundle(dtype))
     assert record.manifest.dtype == stored_dtype(store_dtype, dtype_name(make_bundle(dtype).tensor))
     assert record.manifest.size_bytes == sum(map(len, record.chunks))
@@ -108,6 +109,21 @@ def test_fp8_beyond_all_memory_is_refused_before_anything_is_allocated() -> None
         "chunk_checksums": [b"x" * 16],
     }
     assert cause_of(edited(**fields)) is DamageCause.FIELDS
+
+
+def test_a_record_is_dated_by_the_codecs_clock() -> None:
+    now = datetime(2026, 5, 4, 3, 2, 1, 234_567, tzinfo=UTC)
+    codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008, now=lambda: now)
+    assert codec.encode(KEY, make_bundle()).manifest.created_at == now.replace(microsecond=234_000)
+
+
+def test_a_record_of_an_older_encoder_has_no_date() -> None:
+    assert CODEC.decode_manifest(KEY, edited(created_time_ms=0)).created_at is None
+
+
+@pytest.mark.parametrize("milliseconds", [-1, 2**62, 253_402_300_800_000])
+def test_dates_that_can_not_be_are_damage(milliseconds: int) -> None:
+    assert cause_of(edited(created_time_ms=milliseconds)) is DamageCause.FIELDS
 
 
 def test_two_writes_have_two_ids() -> None:
@@ -198,8 +214,9 @@ def test_arbitrary_fields_are_a_manifest_or_damage(fields: dict[str, object]) ->
         {"size_bytes": 3071},
         {"size_bytes": -3072},
         {"chunk_bytes": 0},
-        {"chunk_bytes": -1000},
-        {"chunk_bytes": 500},
+        {"chunk_bytes": -1008},
+        {"chunk_bytes": 512},
+        {"chunk_bytes": 1000},
         {"chunk_checksums": []},
         {"chunk_checksums": [b""] * 4},
         {"chunk_checksums": [b"x" * 32] * 4},
@@ -250,7 +267,7 @@ def test_fields_of_a_later_version_of_the_message_do_not_hinder() -> None:
 
 def test_store_keys_do_not_open_one_another() -> None:
     codecs = [
-        FeatureCodec(fingerprint="f" * 64, chunk_bytes=1000, store_key=store_key)
+        FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008, store_key=store_key)
         for store_key in (None, b"one", b"two")
     ]
     for writer in codecs:
@@ -270,7 +287,7 @@ def test_an_empty_store_key_is_refused() -> None:
 @pytest.mark.parametrize("fingerprint", ["", "f" * 63, "F" * 64, "x" * 64])
 def test_a_codec_needs_a_fingerprint(fingerprint: str) -> None:
     with pytest.raises(ValueError, match="fingerprint"):
-        FeatureCodec(fingerprint=fingerprint, chunk_bytes=1000)
+        FeatureCodec(fingerprint=fingerprint, chunk_bytes=1008)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

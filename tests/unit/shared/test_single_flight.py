@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from encoder_service.single_flight import SingleFlight
 from shared.batching import Claim
 from shared.errors import InvalidMedia
+from shared.single_flight import SingleFlight
 
 FAR = 1e9
 

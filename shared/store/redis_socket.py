@@ -1,0 +1,135 @@
+"""One blocking connection to a Redis server, used by one thread at a time; knows nothing of what is stored.
+
+redis-py makes the connection (TLS, user and password, database) and speaks for small commands. Megabytes
+go past it: they are sent from the memory that they lie in, and received into the memory that they are
+wanted in. An exchange that fails in any way closes the connection, since what is left in it would be read
+as the answer to the next question.
+"""
+
+import select
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from redis._parsers import BaseParser
+from redis.backoff import NoBackoff
+from redis.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.retry import Retry
+
+_HEALTH_CHECK_SECONDS: Final = 15
+_LINE_BYTES: Final = 512
+
+Argument = str | bytes | int | memoryview
+Command = tuple[Argument, ...]
+
+
+class RedisSocket:
+    """A connection; it connects at its first use, and again after it was closed."""
+
+    def __init__(self, options: Mapping[str, Any], timeout_seconds: float) -> None:
+        make = options.get("connection_class", Connection)
+        arguments = {name: value for name, value in options.items() if name != "connection_class"}
+        self._connection: Connection = make(
+            **arguments,
+            socket_timeout=timeout_seconds,
+            socket_connect_timeout=timeout_seconds,
+            health_check_interval=_HEALTH_CHECK_SECONDS,
+            retry=Retry(NoBackoff(), 0),
+            decode_responses=False,
+            protocol=2,
+            driver_info=None,
+        )
+        self._socket: socket.socket | None = None
+        self._received = b""
+        self._is_abandoned = False
+
+    def begin(self, timeout_seconds: float | None = None) -> None:
+        """Makes sure that there is a connection, and that nothing waits in it.
+
+        The time-out holds for each wait. Without one, whoever started the exchange bounds it by `abandon`.
+
+        Raises:
+            redis.RedisError, OSError: no connection can be made.
+        """
+        if self._socket is not None and not (self._received == b"" and _is_quiet(self._socket)):
+            self.close()
+        if self._socket is None:
+            self._connection.connect()
+            self._socket = self._connection._sock
+            assert self._socket is not None
+            self._socket.settimeout(timeout_seconds)
+        self._connection.check_health()
+        if self._is_abandoned:
+            raise RedisConnectionError("the exchange was given up")
+
+    def abandon(self) -> None:
+        """Ends what another thread does with it; that thread then sees a broken connection."""
+        self._is_abandoned = True
+        if (held := self._connection._sock) is not None:
+            with suppress(OSError):  # it is closed already
+                # Not SSLSocket's own shutdown: that would let the other thread read encrypted bytes.
+                socket.socket.shutdown(held, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes it; the next exchange makes a new connection."""
+        self._connection.disconnect()
+        self._socket = None
+        self._received = b""
+
+    def round_trip(self, commands: Sequence[Command]) -> list[Any]:
+        """Sends commands together and reads their replies; error replies are among these."""
+        self._connection.send_packed_command(self._connection.pack_commands(commands))
+        return [self._read() for _ in commands]
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Sends bytes as they are."""
+        assert self._socket is not None
+        for part in parts:
+            self._socket.sendall(part)
+
+    def line(self) -> bytes | ResponseError:
+        """The next line, as a reply begins with one; an error reply as what it says."""
+        assert self._socket is not None
+        while b"\r\n" not in self._received:
+            data = self._socket.recv(_LINE_BYTES)
+            if not data or len(self._received) > _LINE_BYTES:
+                raise RedisConnectionError("the store closed the connection, or sent no reply")
+            self._received += data
+        line, self._received = self._received.split(b"\r\n", 1)
+        return BaseParser.parse_error(line[1:].decode()) if line[:1] == b"-" else line
+
+    def fill(self, memory: memoryview) -> None:
+        """Receives as many bytes as the memory holds."""
+        assert self._socket is not None
+        held = min(len(self._received), len(memory))
+        memory[:held] = self._received[:held]
+        self._received = self._received[held:]
+        # The kernel waits for the whole piece; TLS gives what one of its records holds.
+        flags = 0 if isinstance(self._socket, ssl.SSLSocket) else socket.MSG_WAITALL
+        while held < len(memory):
+            count = self._socket.recv_into(memory[held:], 0, flags)
+            if not count:
+                raise RedisConnectionError("the store closed the connection")
+            held += count
+
+    def _read(self) -> Any:
+        try:
+            return self._connection.read_response(disable_decoding=True)
+        except ResponseError as error:
+            return error
+
+
+def bulk(value: bytes) -> bytes:
+    """An argument of a command as it is sent."""
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def _is_quiet(held: socket.socket) -> bool:
+    """False when the server has closed it, or when bytes that nobody asked for wait in it."""
+    poll = select.poll()
+    poll.register(held, select.POLLIN)
+    return not poll.poll(0)

@@ -1,0 +1,68 @@
+"""Stores of single tenants beside the one that all others share; knows no kind of store.
+
+A tenant with a store of its own has a capacity of its own: it evicts nobody, nobody evicts it, and when its
+store is full or down, only its own calls end with an error.
+"""
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from datetime import datetime
+
+from shared.errors import StoreUnavailable
+from shared.features.bundle import FeatureBundle
+from shared.features.key import FeatureKey, tenant_tag
+from shared.features.manifest import Manifest
+from shared.store.store import FeatureStore, StoredFeature
+from shared.store.survey import Survey
+
+
+class TenantFeatureStores:
+    """A FeatureStore that sends each key to the store of its tenant: by its name in `own`, else `common`."""
+
+    def __init__(self, common: FeatureStore, own: Mapping[str, FeatureStore]) -> None:
+        self._common = common
+        self._named = dict(own)
+        self._own = {tenant_tag(name): store for name, store in own.items()}
+
+    async def look_up(self, key: FeatureKey) -> StoredFeature | None:
+        return await self._of(key.tenant).look_up(key)
+
+    async def fetch(self, manifest: Manifest) -> FeatureBundle | None:
+        return await self._of(manifest.key.tenant).fetch(manifest)
+
+    async def put(self, key: FeatureKey, bundle: FeatureBundle) -> StoredFeature:
+        return await self._of(key.tenant).put(key, bundle)
+
+    async def delete(self, key: FeatureKey) -> bool:
+        return await self._of(key.tenant).delete(key)
+
+    async def keep_alive(self, key: FeatureKey, seconds: float) -> datetime | None:
+        return await self._of(key.tenant).keep_alive(key, seconds)
+
+    async def describe(self, key: FeatureKey) -> StoredFeature | None:
+        return await self._of(key.tenant).describe(key)
+
+    async def survey(self, tenant: str) -> Survey:
+        return await self._of(tenant).survey(tenant)
+
+    async def ping(self) -> None:
+        """Returns when all stores answer: a process starts only where every tenant can be served.
+
+        Raises:
+            StoreUnavailable: one does not; for the log, the message names its tenant.
+        """
+        await self._common.ping()
+        for name, store in self._named.items():
+            try:
+                await store.ping()
+            except StoreUnavailable as error:
+                raise StoreUnavailable(f"of tenant {name}: {error.message}") from error
+
+    async def close(self) -> None:
+        """Closes all, also when one of them fails to."""
+        async with AsyncExitStack() as stores:
+            for store in (self._common, *self._named.values()):
+                stores.push_async_callback(store.close)
+
+    def _of(self, tenant: str) -> FeatureStore:
+        return self._own.get(tenant, self._common)
