@@ -80,13 +80,13 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         num_threads=settings.decode_threads,
     )
     fields = [("checkpoint", checkpoint.fingerprint), *preprocessor.namespace_fields()]
-    stored = stored_dtype(settings.store_dtype, placement.dtype)
+    stored_as = stored_dtype(settings.store_dtype, placement.dtype)
     service = EncoderService(
         store=store,
         intake=intake,
         worker=worker,
         policy=policy,
-        namespace=namespace([*fields, *model.namespace_fields(), ("stored_dtype", stored)]),
+        namespace=namespace([*fields, *model.namespace_fields(), ("stored_dtype", stored_as)]),
     )
     stored = StoredFeatures(
         store=store, tally=service.tally, max_keep_alive_seconds=settings.max_keep_alive_seconds
