@@ -139,7 +139,7 @@ class DecoderService:
         timings: RequestTimings,
     ) -> AsyncGenerator[TokenOutput, None]:
         """The engine's tokens. Tensors count against the budget until the engine has used them."""
-        size_bytes = sum(location.manifest.size_bytes for location in locations.values())
+        size_bytes = sum(location.manifest.tensor_bytes for location in locations.values())
         async with AsyncExitStack() as held:
             await held.enter_async_context(self._feature_budget.hold(size_bytes))
             # No name is given to the request: the engine lets go of its tensors as soon as it can.

@@ -24,6 +24,7 @@ from shared.checkpoint import choose_placement, open_checkpoint
 from shared.cpu import available_cores
 from shared.features.codec import FeatureCodec
 from shared.features.key import namespace
+from shared.features.manifest import stored_dtype
 from shared.features.source import Address, SourceSeal
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
 from shared.rpc.process import run_process
@@ -83,12 +84,13 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
     )
     fields = [("checkpoint", checkpoint.fingerprint), *preprocessor.namespace_fields()]
     offers = hand_over(settings, open_codec(settings, checkpoint.fingerprint))
+    stored_as = stored_dtype(settings.store_dtype, placement.dtype)
     service = EncoderService(
         store=store,
         intake=intake,
         worker=worker,
         policy=policy,
-        namespace=namespace([*fields, *model.namespace_fields()]),
+        namespace=namespace([*fields, *model.namespace_fields(), ("stored_dtype", stored_as)]),
         hand_over=offers,
     )
     stored = StoredFeatures(

@@ -17,6 +17,7 @@ from shared.errors import FeatureNotFound, StoreFull, StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.codec import EncodedRecord, FeatureCodec
 from shared.features.key import FeatureKey
+from shared.features.precision import dtype_name
 from shared.store.store import StoredFeature
 
 # A little under 1 MiB: with its frame it fits into the smallest message that settings allow.
@@ -27,7 +28,7 @@ StoreProblem = StoreUnavailable | StoreFull
 
 @dataclass(slots=True, eq=False)
 class HeldFeature:
-    """A feature in memory. The chunks of `record` are views into the tensor of `bundle`."""
+    """A feature in memory. The chunks of `record` are views into the tensor of `bundle`, unless narrower."""
 
     record: EncodedRecord
     bundle: FeatureBundle
@@ -35,7 +36,9 @@ class HeldFeature:
 
     @property
     def size_bytes(self) -> int:
-        return self.record.manifest.size_bytes + len(self.record.sealed_manifest)
+        record_bytes = self.record.manifest.size_bytes + len(self.record.sealed_manifest)
+        is_view = self.record.manifest.dtype == dtype_name(self.bundle.tensor)
+        return record_bytes + (0 if is_view else self.bundle.size_bytes)
 
 
 class HandOverMemory:

@@ -68,10 +68,8 @@ class VisionModel:
 
     def namespace_fields(self) -> Iterator[tuple[str, str]]:
         """What decides the features that patches give, for the namespace of keys."""
-        name = str(self._dtype).removeprefix("torch.")
         yield "tower", IMPLEMENTATION
-        yield "compute_dtype", name
-        yield "stored_dtype", name
+        yield "compute_dtype", str(self._dtype).removeprefix("torch.")
 
     def _bundle(self, grid: Grid, features: torch.Tensor) -> FeatureBundle:
         return FeatureBundle(

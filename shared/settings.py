@@ -7,6 +7,7 @@ from pydantic import Field, SecretStr, StringConstraints, field_validator, model
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from shared.features.key import TENANT_NAME
+from shared.features.manifest import StoreDtype
 
 MIN_STORE_KEY_BYTES: Final = 16
 
@@ -54,6 +55,11 @@ class SharedSettings(BaseSettings):
         le=256 * 1024 * 1024,
         multiple_of=16,
         description="Bytes of one chunk; a little under a power of two suits Redis' allocator.",
+    )
+    store_dtype: StoreDtype = Field(
+        default="model",
+        description="What encoders write: model (the dtype that the tower computes in), bfloat16, or fp8 "
+        "(about half of the bytes of bfloat16, and less exact). Decoders read all of them.",
     )
 
     listen: str = Field(default="[::]:50051", description="Address and port of the gRPC server.")

@@ -1,5 +1,7 @@
 """Small features for tests."""
 
+import math
+
 import torch
 
 from shared.features.bundle import FeatureBundle
@@ -39,3 +41,15 @@ def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
         and left.shape == right.shape
         and torch.equal(left.view(torch.uint8), right.view(torch.uint8))
     )
+
+
+def plain_fp8(bundle: FeatureBundle) -> torch.Tensor:
+    """What is read of a bundle of ordinary numbers that was stored as fp8, row by row and level by level."""
+    rows = [_plain_fp8_row(row) for level in bundle.levels() for row in level]
+    levels = torch.stack(rows).view(1 + bundle.deepstack_levels, bundle.token_count, -1)
+    return levels.transpose(0, 1).reshape(bundle.token_count, -1).to(torch.bfloat16)
+
+
+def _plain_fp8_row(row: torch.Tensor) -> torch.Tensor:
+    scale = 2.0 ** math.ceil(math.log2(row.abs().max().item() / 448))
+    return (row.double() / scale).float().to(torch.float8_e4m3fn).double() * scale

@@ -8,10 +8,9 @@ import torch
 from shared.features.buffers import BufferPool
 from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause, DamagedRecord
-from shared.features.manifest import Manifest
+from shared.features.manifest import FP8, Manifest
+from shared.features.precision import from_stored
 from shared.features.seal import Bytes, Seal
-
-DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 # Chunks begin at multiples of this, so that no value lies in two of them.
 CHUNK_ALIGNMENT: Final = 16
@@ -64,26 +63,36 @@ class RecordAssembly:
         """True when no value is NaN or infinite.
 
         In a format's bits, those are the largest numbers of either sign: two maxima tell, several times
-        faster than a look at each value.
+        faster than a look at each value. Values of fp8 are numbers after their conversion only.
         """
+        if self._manifest.dtype == FP8:
+            return True
         signed, unsigned, infinity = _INFINITY_BITS[self._manifest.dtype]
         sign = 1 << (8 * np.dtype(unsigned).itemsize - 1)
         numbers = np.frombuffer(values, signed)
         return bool(numbers.max() < infinity and numbers.view(unsigned).max() < infinity + sign)
 
     def finish(self) -> FeatureBundle:
-        """The bundle; every chunk has been added."""
+        """The bundle; every chunk has been added.
+
+        Raises:
+            DamagedRecord: a value of fp8 is NaN, or its scale beyond the limits.
+        """
         assert not self._missing, "chunks are missing"
         manifest = self._manifest
-        tensor = torch.from_numpy(self._buffer).view(DTYPES[manifest.dtype]).view(manifest.token_count, -1)
-        return FeatureBundle(
+        levels = 1 + manifest.deepstack_levels
+        data = torch.from_numpy(self._buffer)
+        bundle = FeatureBundle(
             modality=manifest.modality,
             grid=manifest.grid,
-            tensor=tensor,
+            tensor=from_stored(data, manifest.dtype, rows=manifest.token_count, levels=levels),
             hidden_size=manifest.hidden_size,
             deepstack_levels=manifest.deepstack_levels,
             timestamps=manifest.timestamps,
         )
+        if manifest.dtype == FP8 and not bundle.is_finite():
+            raise DamagedRecord(DamageCause.NOT_FINITE)
+        return bundle
 
 
 class ChunkPlace:

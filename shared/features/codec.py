@@ -24,6 +24,10 @@ detour over float32 doubles the size and hides NaN payloads, so tensors are seen
 Writing slices one view of the tensor (no copy); reading puts each chunk at its place in one buffer that
 the tensor then takes over. There is no pickle and no torch.load: no byte can run code.
 
+**Narrower than computed.** A codec may be told to store bfloat16 or fp8 (values, then an exponent for each
+row of each level): precision.py converts the tensor before it is cut into chunks, and back after the
+last chunk. The manifest names the dtype of the bytes, and every codec reads every dtype.
+
 **Every write has a random id**, which is part of its chunks' names. The same key computed twice may
 differ in the last bits (another batch, another GPU); without the id two writers would mix their chunks
 into a record that neither manifest fits.
@@ -36,23 +40,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-import torch
 from google.protobuf.message import DecodeError
 
-from shared.features.assembly import CHUNK_ALIGNMENT, DTYPES, RecordAssembly
+from shared.features.assembly import CHUNK_ALIGNMENT, RecordAssembly
 from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
 from shared.features.key import LAYOUT_VERSION, FeatureKey, Modality
-from shared.features.manifest import Manifest
+from shared.features.manifest import Manifest, StoreDtype, stored_dtype
 from shared.features.moment import MAX_MILLISECONDS, from_milliseconds, to_milliseconds, utc_now
+from shared.features.precision import STORED_DTYPES, dtype_name, stored_size, to_stored
 from shared.features.seal import DamageSeal, ForgerySeal, Seal
 from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_RECORD_BYTES = 4 * 1024**3
 
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _WRITE_ID = re.compile(r"[0-9a-f]{32}")
 _MAX_SIDE = 1 << 20
@@ -63,7 +66,7 @@ _MAX_MERGE_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecord:
-    """What is to be stored. `chunks` are views into the bundle's tensor, not copies."""
+    """What is to be stored. `chunks` are views, into the bundle's tensor where its dtype is stored."""
 
     manifest: Manifest
     sealed_manifest: bytes
@@ -74,8 +77,8 @@ class FeatureCodec:
     """Turns bundles into records and back. Its methods take processor time: keep them off event loops.
 
     `fingerprint` is that of the checkpoint whose features are written. With a `store_key`, records are
-    sealed against forgery, and records that were sealed without it are damaged. `now` tells the time that
-    records are dated with.
+    sealed against forgery, and records that were sealed without it are damaged. `store_dtype` is what is
+    written; what is read is what the manifest says. `now` tells the time that records are dated with.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class FeatureCodec:
         fingerprint: str,
         chunk_bytes: int,
         store_key: bytes | None = None,
+        store_dtype: StoreDtype = "model",
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         if not _FINGERPRINT.fullmatch(fingerprint):
@@ -92,6 +96,7 @@ class FeatureCodec:
             raise ValueError(f"chunk_bytes must be a multiple of {CHUNK_ALIGNMENT}")
         self._fingerprint = fingerprint
         self._chunk_bytes = chunk_bytes
+        self._store_dtype: StoreDtype = store_dtype
         self._now = now
         self._seal: Seal = DamageSeal() if store_key is None else ForgerySeal(store_key)
 
@@ -101,11 +106,13 @@ class FeatureCodec:
         Raises:
             ValueError: the bundle contradicts itself or a limit, so that no reader would accept it.
         """
-        data = _bytes_of(bundle.tensor)
+        dtype = stored_dtype(self._store_dtype, dtype_name(bundle.tensor))
+        data = to_stored(bundle.tensor, dtype, levels=1 + bundle.deepstack_levels).numpy().data
         chunks = tuple(
             data[start : start + self._chunk_bytes] for start in range(0, len(data), self._chunk_bytes)
         )
-        message = self._describe(key, bundle, [self._seal.checksum(chunk) for chunk in chunks])
+        checksums = [self._seal.checksum(chunk) for chunk in chunks]
+        message = self._describe(key, bundle, dtype, len(data), checksums)
         sealed = self._seal.close(message.SerializeToString())
         try:
             manifest = self.decode_manifest(key, sealed)
@@ -134,7 +141,9 @@ class FeatureCodec:
         """An empty buffer for the chunks of a manifest that `decode_manifest` returned."""
         return RecordAssembly(manifest, self._seal)
 
-    def _describe(self, key: FeatureKey, bundle: FeatureBundle, checksums: list[bytes]) -> FeatureManifest:
+    def _describe(
+        self, key: FeatureKey, bundle: FeatureBundle, dtype: str, size_bytes: int, checksums: list[bytes]
+    ) -> FeatureManifest:
         grid = bundle.grid
         return FeatureManifest(
             layout_version=LAYOUT_VERSION,
@@ -147,10 +156,10 @@ class FeatureCodec:
             token_count=bundle.token_count,
             hidden_size=bundle.hidden_size,
             deepstack_levels=bundle.deepstack_levels,
-            dtype=_DTYPE_NAMES.get(bundle.tensor.dtype, str(bundle.tensor.dtype)),
+            dtype=dtype,
             timestamps=bundle.timestamps,
             chunk_bytes=self._chunk_bytes,
-            size_bytes=bundle.size_bytes,
+            size_bytes=size_bytes,
             chunk_checksums=checksums,
             merge_size=math.isqrt(grid.t * grid.h * grid.w // bundle.token_count),
             write_id=secrets.token_hex(16),
@@ -164,10 +173,6 @@ class FeatureCodec:
         )
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().view(torch.uint8).numpy().reshape(-1).data
-
-
 def _parse(payload: bytes) -> FeatureManifest:
     try:
         return FeatureManifest.FromString(payload)
@@ -179,7 +184,7 @@ def _has_sane_fields(message: FeatureManifest) -> bool:
     is_video = message.modality == Modality.VIDEO
     return (
         message.modality in list(Modality)
-        and message.dtype in DTYPES
+        and message.dtype in STORED_DTYPES
         and _FINGERPRINT.fullmatch(message.fingerprint) is not None
         and _WRITE_ID.fullmatch(message.write_id) is not None
         and len(message.timestamps) == (message.grid_t if is_video else 0)
@@ -199,8 +204,12 @@ def _has_sane_size(message: FeatureManifest) -> bool:
         and message.chunk_bytes % CHUNK_ALIGNMENT == 0
     ):
         return False
-    width = (1 + message.deepstack_levels) * message.hidden_size
-    size_bytes = message.token_count * width * DTYPES[message.dtype].itemsize
+    size_bytes = stored_size(
+        message.dtype,
+        rows=message.token_count,
+        levels=1 + message.deepstack_levels,
+        hidden_size=message.hidden_size,
+    )
     return (
         h % merge == w % merge == 0
         and message.token_count * merge**2 == t * h * w

@@ -14,7 +14,7 @@ class DamageCause(StrEnum):
     FIELDS = "fields"  # fields that contradict one another or a limit
     LENGTH = "length"  # a chunk is too short or too long
     CHECKSUM = "checksum"  # a chunk holds other bytes
-    NOT_FINITE = "not_finite"  # NaN or infinity among the values
+    NOT_FINITE = "not_finite"  # NaN or infinity among the values, or a scale beyond its limits
     WRONG_TYPE = "wrong_type"  # the name holds something else than bytes
 
 

@@ -37,6 +37,7 @@ def _open(url: SecretStr, settings: SharedSettings, fingerprint: str) -> Feature
         connections=settings.store_connections,
         chunk_bytes=settings.store_chunk_bytes,
         store_key=settings.store_key_bytes,
+        store_dtype=settings.store_dtype,
     )
 
 
@@ -46,4 +47,5 @@ def open_codec(settings: SharedSettings, fingerprint: str) -> FeatureCodec:
         fingerprint=fingerprint,
         chunk_bytes=settings.store_chunk_bytes,
         store_key=settings.store_key_bytes,
+        store_dtype=settings.store_dtype,
     )

@@ -22,7 +22,7 @@ from shared.features.bundle import FeatureBundle
 from shared.features.codec import MAX_MANIFEST_BYTES, EncodedRecord, FeatureCodec
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
-from shared.features.manifest import Manifest
+from shared.features.manifest import Manifest, StoreDtype
 from shared.store import redis_lifetime as lifetime
 from shared.store import redis_scan
 from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
@@ -49,6 +49,7 @@ def open_feature_store(
     connections: int,
     chunk_bytes: int,
     store_key: bytes | None = None,
+    store_dtype: StoreDtype = "model",
 ) -> FeatureStore:
     """The feature store of a URL. It connects at the first use; `ping` tries it.
 
@@ -60,11 +61,14 @@ def open_feature_store(
         connections: most connections.
         chunk_bytes: size of the values that a feature is cut into.
         store_key: seals records against forgery; None: against damage only.
+        store_dtype: what is written; every dtype is read.
 
     Raises:
         ValueError: one of the values can't be used. The message repeats no secret.
     """
-    codec = FeatureCodec(fingerprint=fingerprint, chunk_bytes=chunk_bytes, store_key=store_key)
+    codec = FeatureCodec(
+        fingerprint=fingerprint, chunk_bytes=chunk_bytes, store_key=store_key, store_dtype=store_dtype
+    )
     pool = RedisConnections.open(url, timeout_seconds=timeout_seconds, connections=connections)
     return RedisFeatureStore(pool, codec, ttl_seconds=ttl_seconds)
 

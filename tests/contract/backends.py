@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 
 from shared.features.codec import FeatureCodec
+from shared.features.manifest import StoreDtype
 from shared.features.moment import utc_now
 from shared.store.memory import MemoryFeatureStore, MemoryValue
 from shared.store.process_cache import CachedFeatureStore
@@ -33,7 +34,13 @@ def cached(store: FeatureStore) -> FeatureStore:
 class Backend(Protocol):
     """A place that stores share, with a back door."""
 
-    def open(self, *, store_key: bytes | None = None, chunk_bytes: int = CHUNK_BYTES) -> FeatureStore:
+    def open(
+        self,
+        *,
+        store_key: bytes | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        store_dtype: StoreDtype = "model",
+    ) -> FeatureStore:
         """One more store on the same values, as another process would open it."""
 
     async def names(self) -> list[str]: ...
@@ -57,8 +64,16 @@ class MemoryBackend:
         self._wrap = wrap
         self._values: dict[str, MemoryValue] = {}
 
-    def open(self, *, store_key: bytes | None = None, chunk_bytes: int = CHUNK_BYTES) -> FeatureStore:
-        codec = FeatureCodec(fingerprint=FINGERPRINT, chunk_bytes=chunk_bytes, store_key=store_key)
+    def open(
+        self,
+        *,
+        store_key: bytes | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        store_dtype: StoreDtype = "model",
+    ) -> FeatureStore:
+        codec = FeatureCodec(
+            fingerprint=FINGERPRINT, chunk_bytes=chunk_bytes, store_key=store_key, store_dtype=store_dtype
+        )
         return self._wrap(MemoryFeatureStore(codec, ttl_seconds=TTL_SECONDS, values=self._values))
 
     async def names(self) -> list[str]:
@@ -96,6 +111,7 @@ class RedisBackend:
         *,
         store_key: bytes | None = None,
         chunk_bytes: int = CHUNK_BYTES,
+        store_dtype: StoreDtype = "model",
         **options: Any,
     ) -> FeatureStore:
         defaults: Mapping[str, Any] = {
@@ -104,6 +120,7 @@ class RedisBackend:
             "ttl_seconds": TTL_SECONDS,
             "timeout_seconds": 5,
             "connections": 4,
+            "store_dtype": store_dtype,
         }
         return self._wrap(
             open_feature_store(**{**defaults, **options}, chunk_bytes=chunk_bytes, store_key=store_key)

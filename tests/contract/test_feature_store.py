@@ -5,7 +5,7 @@ import dataclasses
 import pickle
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Self
+from typing import Self, get_args
 
 import pytest
 import safetensors.torch
@@ -15,13 +15,13 @@ from prometheus_client import REGISTRY
 from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause
 from shared.features.key import FeatureKey
-from shared.features.manifest import Manifest
+from shared.features.manifest import Manifest, StoreDtype
 from shared.features.seal import DamageSeal
 from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 from shared.store.names import chunk_names, manifest_name, register_name
 from shared.store.store import FeatureStore
 from tests.contract.backends import TTL_SECONDS, Backend
-from tests.feature_samples import make_bundle, make_clip, make_key, same_bytes
+from tests.feature_samples import make_bundle, make_clip, make_key, plain_fp8, same_bytes
 
 KEY = make_key("a")
 OTHER_KEY = make_key("b")
@@ -59,6 +59,32 @@ async def test_every_dtype_comes_back_bit_for_bit(
     assert stored.manifest.size_bytes == bundle.tensor.numel() * dtype.itemsize
     assert (fetched.modality, fetched.grid, fetched.timestamps) == (bundle.modality, bundle.grid, ())
     assert (fetched.hidden_size, fetched.deepstack_levels) == (24, 3)
+
+
+@pytest.mark.parametrize("chunk_bytes", [16, 1008, 10**6])
+@pytest.mark.parametrize("store_dtype", ["bfloat16", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+async def test_a_narrower_dtype_comes_back_as_the_nearest_values(
+    backend: Backend, dtype: torch.dtype, store_dtype: StoreDtype, chunk_bytes: int
+) -> None:
+    """For every reader, whatever it writes itself."""
+    bundle = make_bundle(dtype)
+    writer = backend.open(chunk_bytes=chunk_bytes, store_dtype=store_dtype)
+    stored = (await writer.put(KEY, bundle)).manifest
+    await writer.close()
+    if store_dtype == "fp8":
+        assert (stored.dtype, stored.size_bytes) == ("float8_e4m3fn", 16 * 4 * (24 + 1))
+        want = plain_fp8(bundle)
+    else:
+        assert (stored.dtype, stored.size_bytes) == ("bfloat16", 16 * 4 * 24 * 2)
+        want = bundle.tensor.to(torch.bfloat16)
+    for own_dtype in get_args(StoreDtype):
+        reader = backend.open(store_dtype=own_dtype)
+        fetched = await read(reader)
+        await reader.close()
+        assert fetched is not None
+        assert same_bytes(fetched.tensor, want)
+        assert fetched.size_bytes == stored.tensor_bytes
 
 
 async def test_a_clip_keeps_its_times(store: FeatureStore) -> None:
@@ -323,6 +349,72 @@ async def test_values_that_are_no_numbers_are_a_miss(
     assert await read(store) is None
     assert damaged_count(DamageCause.NOT_FINITE) == before + 1
     assert await backend.names() == []
+
+
+def forge_byte(chunk: int, position: int, value: int) -> Damage:
+    """Another byte in a chunk, and a manifest that fits."""
+
+    async def damage(backend: Backend, manifest: Manifest) -> None:
+        name = chunk_names(manifest)[chunk]
+        data = bytearray(await backend.read(name))
+        data[position] = value
+        await backend.write(name, bytes(data))
+        message = FeatureManifest.FromString((await backend.read(manifest_name(KEY)))[:-16])
+        message.chunk_checksums[chunk] = DamageSeal().checksum(data)
+        await backend.write(manifest_name(KEY), DamageSeal().close(message.SerializeToString()))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "cause"),
+    [
+        pytest.param(forge_byte(0, 0, 0x7F), DamageCause.NOT_FINITE, id="first value NaN"),
+        pytest.param(forge_byte(1, 527, 0xFF), DamageCause.NOT_FINITE, id="last value negative NaN"),
+        pytest.param(forge_byte(1, 528, 120), DamageCause.NOT_FINITE, id="first scale too large"),
+        pytest.param(forge_byte(1, -1, 127), DamageCause.NOT_FINITE, id="last scale as large as can be"),
+        pytest.param(forge_byte(1, -1, 256 - 125), DamageCause.NOT_FINITE, id="last scale too small"),
+        pytest.param(forge_byte(1, -1, 128), DamageCause.NOT_FINITE, id="last scale as small as can be"),
+        pytest.param(flip_chunk(1, 1), DamageCause.CHECKSUM, id="last scale flipped"),
+        pytest.param(resize_chunk(lambda data: data[:-64]), DamageCause.LENGTH, id="scales cut off"),
+        pytest.param(
+            edit_manifest(reseal=True, size_bytes=16 * 4 * 24), DamageCause.FIELDS, id="size without scales"
+        ),
+        pytest.param(
+            edit_manifest(reseal=True, hidden_size=25), DamageCause.FIELDS, id="scales counted as values"
+        ),
+        pytest.param(
+            edit_manifest(reseal=True, dtype="float8_e5m2"), DamageCause.FIELDS, id="another dtype of 8 bits"
+        ),
+        pytest.param(edit_manifest(reseal=True, dtype="bfloat16"), DamageCause.FIELDS, id="dtype edited"),
+    ],
+)
+async def test_damaged_fp8_is_a_miss(backend: Backend, damage: Damage, cause: DamageCause) -> None:
+    store = backend.open(store_dtype="fp8")
+    manifest = (await store.put(KEY, make_bundle())).manifest
+    assert await store.look_up(KEY) is not None
+    before = damaged_count(cause)
+    await damage(backend, manifest)
+    assert await read(store) is None
+    assert damaged_count(cause) == before + 1
+    assert manifest_name(KEY) not in await backend.names()
+    await store.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("store_dtype", ["bfloat16", "fp8"])
+async def test_no_rounding_hides_what_is_no_number(
+    backend: Backend, store_dtype: StoreDtype, dtype: torch.dtype, value: float
+) -> None:
+    bundle = make_bundle(dtype)
+    bundle.tensor[7, 3] = value
+    store = backend.open(store_dtype=store_dtype)
+    await store.put(KEY, bundle)
+    before = damaged_count(DamageCause.NOT_FINITE)
+    assert await read(store) is None
+    assert damaged_count(DamageCause.NOT_FINITE) == before + 1
+    await store.close()
 
 
 class Bomb:

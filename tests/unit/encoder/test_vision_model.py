@@ -70,11 +70,11 @@ def test_every_bundle_has_its_own_grid_and_memory(model: VisionModel, pictures: 
             assert bundle.tensor.untyped_storage().nbytes() == bundle.size_bytes
 
 
-def test_the_stored_dtype_is_that_of_the_model(checkpoint: Path, pictures: list[Patches]) -> None:
+def test_features_have_the_dtype_of_the_model(checkpoint: Path, pictures: list[Patches]) -> None:
     half = VisionModel.open(open_checkpoint(str(checkpoint)), Placement("cpu", "bfloat16"))
     (bundle,) = half.encode(pictures[:1])
     assert bundle.tensor.dtype == torch.bfloat16
-    assert dict(half.namespace_fields())["stored_dtype"] == "bfloat16"
+    assert dict(half.namespace_fields())["compute_dtype"] == "bfloat16"
 
 
 def test_names_of_older_releases_are_understood(

@@ -14,7 +14,8 @@ from shared.features.codec import MAX_MANIFEST_BYTES, FeatureCodec
 from shared.features.damage import DamageCause, DamagedRecord
 from shared.features.grid import Grid
 from shared.features.key import Modality
-from shared.features.manifest import Manifest
+from shared.features.manifest import Manifest, StoreDtype, stored_dtype
+from shared.features.precision import dtype_name
 from shared.features.seal import DamageSeal, ForgerySeal
 from shared.pb.lenspair.store.v1.feature_pb2 import FeatureManifest
 from tests.feature_samples import make_bundle, make_clip, make_key, same_bytes
@@ -83,6 +84,33 @@ def test_the_manifest_names_what_was_stored() -> None:
     assert (manifest.dtype, manifest.size_bytes, manifest.timestamps) == ("bfloat16", 6144, (0.25, 1.25))
 
 
+@pytest.mark.parametrize("store_dtype", ["model", "bfloat16", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_manifest_tells_the_bytes_in_the_store_and_in_memory(
+    dtype: torch.dtype, store_dtype: StoreDtype
+) -> None:
+    codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008, store_dtype=store_dtype)
+    record = codec.encode(KEY, make_bundle(dtype))
+    assert record.manifest.dtype == stored_dtype(store_dtype, dtype_name(make_bundle(dtype).tensor))
+    assert record.manifest.size_bytes == sum(map(len, record.chunks))
+    assert record.manifest.tensor_bytes == decode(CODEC, record.manifest, iter(record.chunks)).size_bytes
+
+
+def test_fp8_beyond_all_memory_is_refused_before_anything_is_allocated() -> None:
+    fields = {
+        "dtype": "float8_e4m3fn",
+        "grid_h": 1 << 20,
+        "grid_w": 1 << 12,
+        "token_count": 1 << 30,
+        "hidden_size": 1 << 16,
+        "deepstack_levels": 63,
+        "size_bytes": (1 << 30) * 64 * ((1 << 16) + 1),
+        "chunk_bytes": 1 << 62,
+        "chunk_checksums": [b"x" * 16],
+    }
+    assert cause_of(edited(**fields)) is DamageCause.FIELDS
+
+
 def test_a_record_is_dated_by_the_codecs_clock() -> None:
     now = datetime(2026, 5, 4, 3, 2, 1, 234_567, tzinfo=UTC)
     codec = FeatureCodec(fingerprint="f" * 64, chunk_bytes=1008, now=lambda: now)
@@ -148,7 +176,7 @@ int64 = st.integers(-(2**63), 2**63 - 1)
             "token_count": int32,
             "hidden_size": int32,
             "deepstack_levels": int32,
-            "dtype": st.sampled_from(["float32", "float64", "", "bfloat16;"]),
+            "dtype": st.sampled_from(["float32", "float64", "", "bfloat16;", "float8_e4m3fn"]),
             "timestamps": st.lists(st.floats(), max_size=3),
             "chunk_bytes": int64,
             "size_bytes": int64,
