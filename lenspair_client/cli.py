@@ -9,12 +9,15 @@ from lenspair_client import store_commands, terminal
 from lenspair_client.advice import EXIT_CODES_HELP, UNUSABLE, exit_code, explain
 from lenspair_client.client import LenspairClient
 from lenspair_client.errors import LenspairClientError
+from lenspair_client.options import ClientOptions
 from lenspair_client.values import Answer, Generation, Turn
 
 Command = Callable[[argparse.Namespace, LenspairClient], int]
 
 _DEFAULT_ENCODER = "localhost:50051"
 _DEFAULT_DECODER = "localhost:50052"
+# A person would rather know soon. Programs use the library, which tries as long as a request has time.
+_PATIENCE_SECONDS = 3.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     command: Command = options.command
     try:
-        with LenspairClient(options.encoder, options.decoder) as client:
+        client_options = ClientOptions(patience_seconds=options.patience)
+        with LenspairClient(options.encoder, options.decoder, client_options) as client:
             return command(options, client)
     except LenspairClientError as error:
         terminal.complain(explain(error, encoder=options.encoder, decoder=options.decoder))
@@ -100,8 +104,9 @@ def _summary(answer: Answer) -> str:
     usage = answer.usage
     tokens = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
     times = f"first token {answer.time_to_first_token:.2f} s, all {answer.total_seconds:.2f} s"
+    repeated = [f"tried again {answer.repeated} times"] if answer.repeated else []
     resumed = [f"went on elsewhere {answer.resumed} times"] if answer.resumed else []
-    return " · ".join([*outcomes, tokens, times, f"ended by {answer.finish_reason}", *resumed])
+    return " · ".join([*outcomes, tokens, times, f"ended by {answer.finish_reason}", *repeated, *resumed])
 
 
 def _as_json(answer: Answer, images: Sequence[Path]) -> dict[str, object]:
@@ -120,6 +125,7 @@ def _as_json(answer: Answer, images: Sequence[Path]) -> dict[str, object]:
         "time_to_first_token_seconds": answer.time_to_first_token,
         "encode_seconds": round(answer.encode_seconds, 4),
         "total_seconds": round(answer.total_seconds, 4),
+        "repeated": answer.repeated,
         "resumed": answer.resumed,
     }
 
@@ -175,6 +181,13 @@ def _add(
         type=float,
         metavar="SECONDS",
         help="time for a request, all its calls together; 60 by default",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        metavar="SECONDS",
+        default=_PATIENCE_SECONDS,
+        help="how long to try again while a server or the store is gone or full; %(default)s by default",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     return parser

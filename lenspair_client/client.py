@@ -25,10 +25,14 @@ from lenspair_client.values import (
 class LenspairClient:
     """Asks a Lenspair pair; may be used from several threads. Close it, or use it as a context manager.
 
-    Addresses are `host:port`, or `dns:///host:port` to spread calls over all addresses of a name. An image
-    is the bytes of a file or its path. `timeout` is in seconds and holds for the whole method, all calls
-    that it makes together; without one the options' holds. Every method raises LenspairRpcError when a
-    call fails, and UnreadableImage when a file can't be read.
+    Addresses are `host:port`; `dns:///host:port` spreads calls over all addresses of a name, and
+    `ipv4:10.0.0.1:50051,10.0.0.2:50051` over those listed: where one server goes away, the other serves. An
+    image is the bytes of a file or its path. `timeout` is in seconds and holds for the whole method, all
+    calls that it makes together; without one the options' holds.
+
+    What fails because a server or the store is gone or full is tried again while there is time; see
+    ClientOptions. Every method raises LenspairRpcError when a call fails for good, and UnreadableImage
+    when a file can't be read.
     """
 
     def __init__(self, encoder: str, decoder: str, options: ClientOptions | None = None) -> None:
@@ -41,7 +45,7 @@ class LenspairClient:
     ) -> Feature:
         """Makes sure that a picture's features are in the store.
 
-        A full queue is asked again when it said, a few times. Pictures that exceed a message go in chunks.
+        Pictures that exceed a message go in chunks.
         """
         return self._calls.run(self._requests.encode(image, settings, timeout))
 
@@ -64,7 +68,7 @@ class LenspairClient:
     def generate(
         self, turns: Sequence[Turn], generation: Generation | None = None, *, timeout: float | None = None
     ) -> Answer:
-        """Answers a conversation; asked for once more when a decoder goes away."""
+        """Answers a conversation; asked for again when a decoder goes away or is busy."""
         return self._calls.run(self._requests.generate(turns, generation, timeout))
 
     def stream(
@@ -89,7 +93,7 @@ class LenspairClient:
     ) -> Answer:
         """Answers a question about pictures: looks them up, encodes what is missing, generates.
 
-        What the store loses in between is encoded again, once.
+        What the decoder can't get from the store is encoded again.
         """
         flow = self._requests.ask(
             question,

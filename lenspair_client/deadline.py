@@ -1,5 +1,6 @@
 """The time of one request, shared by all its steps."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -7,12 +8,23 @@ from lenspair_client.errors import out_of_time
 
 
 class Deadline:
-    """Runs from its creation."""
+    """Runs from its creation. `repeated` counts the attempts of steps that were made again in it.
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    `patience` is how many seconds a step may go on failing; by default as long as there is time.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        patience: float = math.inf,
+    ) -> None:
         self._clock = clock
         self._start = clock()
         self._seconds = seconds
+        self._patience = patience
+        self.repeated = 0
 
     def elapsed(self) -> float:
         """Seconds since the request began."""
@@ -21,6 +33,10 @@ class Deadline:
     def remaining(self) -> float:
         """Seconds left; 0 or less when the time is used up."""
         return self._seconds - self.elapsed()
+
+    def remaining_for_failures(self, failing: float) -> float:
+        """Seconds left for a step that has failed for so many seconds."""
+        return min(self.remaining(), self._patience - failing)
 
     def for_next_call(self) -> float:
         """Seconds left, above 0.

@@ -9,7 +9,8 @@ LenspairClientError
     │   └── FeatureNotFound     the store does not have it (any more); `keys` are the missing ones
     ├── FailedPrecondition      made by another checkpoint
     ├── ResourceExhausted       a queue, the store, or a message limit
-    │   └── QueueFull           call again after `retry_after` seconds
+    │   ├── QueueFull           call again after `retry_after` seconds
+    │   └── StoreFull           the store takes no more until features in it expire
     ├── Unavailable             no server, no store, or a server that shuts down
     ├── DeadlineExceeded        the time given to the call, or to `ask`, is used up
     ├── Unimplemented           in the contract, not served
@@ -105,6 +106,10 @@ class QueueFull(ResourceExhausted):
     """The server has enough to do; call again after `retry_after` seconds."""
 
 
+class StoreFull(ResourceExhausted):
+    """The feature store takes no more, until features in it expire."""
+
+
 class Unavailable(LenspairRpcError):
     """No server was reached, or it can't serve now."""
 
@@ -132,6 +137,7 @@ class FailedCall(Protocol):
 _BY_REASON: dict[str, type[LenspairRpcError]] = {
     "FEATURE_NOT_FOUND": FeatureNotFound,
     "QUEUE_FULL": QueueFull,
+    "STORE_FULL": StoreFull,
 }
 _BY_CODE: dict[grpc.StatusCode, type[LenspairRpcError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 ENCODER_SERVICE = "lenspair.encoder.v1.EncoderService"
 DECODER_SERVICE = "lenspair.decoder.v1.DecoderService"
 
-# Repeating these is harmless. Generate is not among them: it costs a whole answer, and a stream goes on
-# at another decoder with what it has.
-_REPEATED_METHODS = {
-    ENCODER_SERVICE: ("Encode", "LookupFeatures", "KeepAlive", "Evict", "DescribeFeatures", "GetStoreStats")
-}
+# How long a ping or a new connection may go unanswered.
+_ANSWER_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +17,29 @@ class ClientOptions:
     """What holds for all calls of a client.
 
     `timeout_seconds` is the time of one call of a client's method, all its steps together, unless the call
-    names its own; there is no endless call. `max_message_bytes` must equal the servers' setting: larger
-    pictures are sent in chunks. `metadata` goes with every call, a tenant's name for instance.
+    names its own; there is no endless call. While it lasts, what fails because a server or the store is
+    gone or full is tried again, with growing waits. `patience_seconds` ends that earlier: it is how long
+    a step may go on failing (0: not tried again; None: as long as there is time).
+
+    `max_message_bytes` must equal the servers' setting: larger pictures are sent in chunks. `metadata` goes
+    with every call, a tenant's name for instance. A server that hangs is noticed 5 seconds after a ping;
+    one is sent when a connection was silent for `keepalive_seconds`. Servers may refuse more frequent
+    ones than these.
+
     `allow_hand_over`: where the store fails, an encoder may keep features and name itself as their source.
     """
 
     timeout_seconds: float = 60.0
     max_message_bytes: int = 64 * 1024 * 1024
     metadata: tuple[tuple[str, str], ...] = ()
-    keepalive_seconds: float = 30.0
+    keepalive_seconds: float = 10.0
+    patience_seconds: float | None = None
     allow_hand_over: bool = True
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_seconds)
+        if self.patience_seconds is not None and not self.patience_seconds >= 0:
+            raise ValueError(f"patience must be a number of seconds from 0, not {self.patience_seconds}")
 
 
 def check_timeout(seconds: float) -> float:
@@ -43,15 +50,14 @@ def check_timeout(seconds: float) -> float:
 
 
 def service_config(service: str) -> str:
-    """The gRPC service config of a channel: spread calls over healthy servers, repeat what is harmless."""
-    config: dict[str, object] = {
-        "loadBalancingConfig": [{"round_robin": {}}],
-        "healthCheckConfig": {"serviceName": service},
-    }
-    if service in _REPEATED_METHODS:
-        names = [{"service": service, "method": method} for method in _REPEATED_METHODS[service]]
-        config["methodConfig"] = [{"name": names, "retryPolicy": _retry_policy()}]
-    return json.dumps(config)
+    """The gRPC service config of a channel: calls are spread over healthy servers. Failed ones are made
+    again by persistence.py alone, which sees them all, counts them, and knows when to stop."""
+    return json.dumps(
+        {
+            "loadBalancingConfig": [{"round_robin": {}}],
+            "healthCheckConfig": {"serviceName": service},
+        }
+    )
 
 
 def channel_options(service: str, options: ClientOptions) -> Sequence[tuple[str, str | int]]:
@@ -60,24 +66,15 @@ def channel_options(service: str, options: ClientOptions) -> Sequence[tuple[str,
         ("grpc.service_config", service_config(service)),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", options.max_message_bytes),
-        # A call is repeated only while its message lies in this buffer, and pictures are large.
-        ("grpc.per_rpc_retry_buffer_size", options.max_message_bytes),
+        # A server that hangs (stopped, cut off) takes pings in no more; its open calls then fail together
+        # and go to another one. A server that only takes long answers them, however busy it is.
         ("grpc.keepalive_time_ms", round(1000 * options.keepalive_seconds)),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", _ANSWER_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # A server that comes back is found within seconds.
+        # A connection that a hanging server never takes up is given up; one that comes back is found soon.
+        ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.enable_http_proxy", 0),
     ]
-
-
-def _retry_policy() -> dict[str, object]:
-    return {
-        "maxAttempts": 4,
-        "initialBackoff": "0.1s",
-        "maxBackoff": "2s",
-        "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE"],
-    }

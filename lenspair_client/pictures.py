@@ -1,16 +1,15 @@
 """The flows of pictures: looked up, encoded, or whichever it takes to have their features."""
 
-import random
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
 from lenspair_client import messages
 from lenspair_client.deadline import Deadline
-from lenspair_client.effects import Effect, Flow, Load, Method, Sleep, Together, Unary, Upload
-from lenspair_client.errors import LenspairRpcError
+from lenspair_client.effects import Effect, Flow, Load, Method, Together, Unary, Upload
+from lenspair_client.errors import Unavailable
 from lenspair_client.media import Media
-from lenspair_client.retry import wait_before_encode
+from lenspair_client.persistence import persist
 from lenspair_client.values import Feature, MediaSettings
 
 # Room for everything in an Encode message but the picture.
@@ -42,32 +41,23 @@ class Pictures:
 
     def look_up(self, medias: Sequence[Media]) -> Flow[list[Feature | None]]:
         """What the store has of them; nothing is sent or computed."""
-        found: list[Feature | None] = []
-        for start in range(0, len(medias), _MOST_QUERIES):
-            request = messages.lookup_request(medias[start : start + _MOST_QUERIES], self._settings)
-            response = yield Unary(Method.LOOK_UP, request, self._deadline.for_next_call())
-            found += messages.features_found(response)
-        return found
+        return persist(partial(self._look_up_once, medias), self._deadline)
 
     def encode(self, media: Media) -> Flow[Feature]:
         """Sends one picture; waits and sends again where that can help."""
-        is_upload = len(media.data) > self._most_bytes
-        attempt = 1
-        while True:
-            try:
-                return messages.feature_of((yield self._call_with(media, is_upload=is_upload)))
-            except LenspairRpcError as error:
-                remaining, jitter = self._deadline.remaining(), random.random()  # noqa: S311  no secret
-                wait = wait_before_encode(error, attempt, remaining, jitter, is_upload=is_upload)
-                if wait is None:
-                    raise
-            yield Sleep(wait)
-            attempt += 1
+        return persist(partial(self._encode_once, media), self._deadline)
 
     def ensure(self, medias: Sequence[Media]) -> Flow[list[Feature]]:
-        """The features of all pictures, in their order; what the store has not is encoded."""
+        """The features of all pictures, in their order; what the store has not is encoded.
+
+        The look-up only saves sending: where it can't be made now, all pictures are sent.
+        """
         distinct = list(dict.fromkeys(medias))
-        found = yield from self.look_up(distinct)
+        try:
+            found = yield from self._look_up_once(distinct)
+        except Unavailable:
+            self._deadline.repeated += 1
+            found = [None] * len(distinct)
         features = {media: feature for media, feature in zip(distinct, found, strict=True) if feature}
         features |= yield from self._encode_all([media for media in distinct if media not in features])
         return [features[media] for media in medias]
@@ -85,9 +75,20 @@ class Pictures:
         features = yield Together([self.encode(media) for media in medias])
         return dict(zip(medias, features, strict=True))
 
-    def _call_with(self, media: Media, *, is_upload: bool) -> Effect:
+    def _look_up_once(self, medias: Sequence[Media]) -> Flow[list[Feature | None]]:
+        found: list[Feature | None] = []
+        for start in range(0, len(medias), _MOST_QUERIES):
+            request = messages.lookup_request(medias[start : start + _MOST_QUERIES], self._settings)
+            response = yield Unary(Method.LOOK_UP, request, self._deadline.for_next_call())
+            found += messages.features_found(response)
+        return found
+
+    def _encode_once(self, media: Media) -> Flow[Feature]:
+        return messages.feature_of((yield self._call_with(media)))
+
+    def _call_with(self, media: Media) -> Effect:
         timeout = self._deadline.for_next_call()
-        if is_upload:
+        if len(media.data) > self._most_bytes:
             chunks = partial(
                 messages.encode_chunks, media, self._settings, allow_hand_over=self._allow_hand_over
             )

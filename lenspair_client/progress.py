@@ -11,41 +11,32 @@ class Progress:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.summary: decoder_pb2.Summary | None = None
-        self.failures = 0
         self._texts: list[str] = []
         self._logprobs: list[decoder_pb2.TokenLogprobs] = []
-        self._failures_without_progress = 0
-
-    @property
-    def has_begun(self) -> bool:
-        """True when some of the answer is here."""
-        return bool(self.token_ids)
+        self._resumed = 0
 
     @property
     def can_resume(self) -> bool:
         """False when text came without its tokens: going on would repeat it."""
-        return self.has_begun or not any(self._texts)
+        return bool(self.token_ids) or not any(self._texts)
+
+    def begin_stream(self) -> None:
+        """Notes that a stream is opened for what is still missing."""
+        self._resumed += bool(self.token_ids)
 
     def take(self, message: decoder_pb2.StreamGenerateResponse) -> str:
         """Notes a message; returns its text."""
         if message.HasField("summary"):
             self.summary = message.summary
             return ""
-        self._failures_without_progress = 0
         self.token_ids += message.delta.token_ids
         self._logprobs += message.delta.logprobs
         self._texts.append(message.delta.text)
         return message.delta.text
 
-    def fail(self) -> int:
-        """Notes that a stream broke; returns how many did since the last message."""
-        self.failures += 1
-        self._failures_without_progress += 1
-        return self._failures_without_progress
-
     def answer(self) -> Answer:
         """The whole answer, once its summary is here."""
         assert self.summary is not None, "an answer is whole when its summary is here"
         return answer_of(
-            self.summary, "".join(self._texts), self.token_ids, self._logprobs, resumed=self.failures
+            self.summary, "".join(self._texts), self.token_ids, self._logprobs, resumed=self._resumed
         )

@@ -1,5 +1,6 @@
 """The flow of each method of the two clients, with their defaults filled in."""
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -9,7 +10,6 @@ from lenspair_client.deadline import Deadline
 from lenspair_client.effects import Flow
 from lenspair_client.options import ClientOptions, check_timeout
 from lenspair_client.pictures import Pictures
-from lenspair_client.progress import Progress
 from lenspair_client.values import (
     Answer,
     Feature,
@@ -58,7 +58,7 @@ class Requests:
     def stream(
         self, turns: Sequence[Turn], generation: Generation | None, timeout: float | None
     ) -> Flow[Answer]:
-        return answers.stream(turns, generation or Generation(), self._deadline(timeout), Progress())
+        return answers.stream(turns, generation or Generation(), self._deadline(timeout))
 
     def count_tokens(self, turns: Sequence[Turn], timeout: float | None) -> Flow[TokenCount]:
         return answers.count_tokens(turns, self._deadline(timeout))
@@ -95,7 +95,9 @@ class Requests:
         return stored.store_stats(self._deadline(timeout))
 
     def _deadline(self, timeout: float | None) -> Deadline:
-        return Deadline(self._options.timeout_seconds if timeout is None else check_timeout(timeout))
+        seconds = self._options.timeout_seconds if timeout is None else check_timeout(timeout)
+        patience = self._options.patience_seconds
+        return Deadline(seconds, patience=math.inf if patience is None else patience)
 
     def _pictures(self, settings: MediaSettings | None, deadline: Deadline) -> Pictures:
         return Pictures(

@@ -105,7 +105,8 @@ class Answer:
     `features` are those of the pictures, in the order of the call, empty where the caller passed features
     itself. `time_to_first_token` and `queue_seconds` are the decoder's; `encode_seconds` is what finding
     and encoding the pictures took, `total_seconds` the whole call, both as the client saw them.
-    `resumed` counts how often the answer went on at another decoder.
+    `repeated` counts the steps that failed and were made again, `resumed` how often the answer went on at
+    another decoder after its first tokens.
     """
 
     text: str
@@ -116,6 +117,7 @@ class Answer:
     features: tuple[Feature, ...] = ()
     encode_seconds: float = 0.0
     total_seconds: float = 0.0
+    repeated: int = 0
     resumed: int = 0
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from shared.rpc.interceptors import CallInterceptor
 from shared.settings import SharedSettings
 
-# A client may ping this often, calls or none; the client library pings every 30 seconds.
+# A client may ping this often, calls or none; the client library pings every 10 seconds.
 MIN_PING_INTERVAL_SECONDS = 5.0
 KEEPALIVE_SECONDS = 60.0
 KEEPALIVE_TIMEOUT_SECONDS = 20.0

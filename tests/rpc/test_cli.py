@@ -117,6 +117,7 @@ def test_help_is_everywhere(command: list[str]) -> None:
     done = lenspair(*command, "--help")
     assert done.returncode == 0
     assert "exit status" in done.stdout
+    assert not command or "3.0 by default" in done.stdout
 
 
 def test_without_a_pair_it_says_what_to_do() -> None:
@@ -146,8 +147,8 @@ def test_an_unreadable_file_is_named(pair: FakePair, tmp_path: Path) -> None:
 def test_errors_are_explained(
     pair: FakePair, picture: Path, error: Exception, code: int, advice: str
 ) -> None:
-    pair.encoder.errors.extend([error] * 4)  # type: ignore[list-item]
-    done = lenspair("encode", picture, pair=pair)
+    pair.encoder.errors.extend([error] * 50)  # type: ignore[list-item]
+    done = lenspair("encode", "--patience", 0.3, picture, pair=pair)
     assert done.returncode == code
     assert advice in done.stderr
     assert "Traceback" not in done.stderr

@@ -6,15 +6,21 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from lenspair_client.answers import stream
+from lenspair_client.answers import generate, stream
 from lenspair_client.asking import Question, ask
 from lenspair_client.deadline import Deadline
 from lenspair_client.effects import Flow, Load, Method, Open, Read, Show, Sleep, Together, Unary
-from lenspair_client.errors import DeadlineExceeded, LenspairClientError, QueueFull, Unavailable
+from lenspair_client.errors import (
+    DeadlineExceeded,
+    FeatureNotFound,
+    LenspairClientError,
+    LenspairRpcError,
+    QueueFull,
+    Unavailable,
+)
 from lenspair_client.media import Media, load
 from lenspair_client.pictures import Pictures
-from lenspair_client.progress import Progress
-from lenspair_client.values import Generation, MediaSettings, Turn
+from lenspair_client.values import Answer, Generation, MediaSettings, Turn
 from shared.pb.lenspair.decoder.v1 import decoder_pb2 as decoder
 from shared.pb.lenspair.encoder.v1 import encoder_pb2 as encoder
 
@@ -82,7 +88,7 @@ class Streams:
 
 def test_a_stream_goes_on_after_the_tokens_that_came() -> None:
     streams = Streams([delta("a", 1), delta("", 2), GONE], [delta("bc", 3), SUMMARY, None])
-    answer, shown = run(stream(TURNS, Generation(), Deadline(60), Progress()), streams)
+    answer, shown = run(stream(TURNS, Generation(), Deadline(60)), streams)
     assert shown == ["a", "bc"]
     assert (answer.text, answer.token_ids, answer.resumed) == ("abc", (1, 2, 3), 1)
     assert streams.opened == [[], [1, 2]]
@@ -91,13 +97,13 @@ def test_a_stream_goes_on_after_the_tokens_that_came() -> None:
 def test_the_callers_own_continuation_comes_first() -> None:
     streams = Streams([delta("b", 8), GONE], [SUMMARY, None])
     generation = Generation(continuation_token_ids=(7,))
-    run(stream(TURNS, generation, Deadline(60), Progress()), streams)
+    run(stream(TURNS, generation, Deadline(60)), streams)
     assert streams.opened == [[7], [7, 8]]
 
 
 def test_a_stream_that_breaks_behind_its_summary_was_whole() -> None:
     streams = Streams([delta("a", 1), SUMMARY, GONE])
-    answer, _ = run(stream(TURNS, Generation(), Deadline(60), Progress()), streams)
+    answer, _ = run(stream(TURNS, Generation(), Deadline(60)), streams)
     assert (answer.text, answer.resumed) == ("a", 0)
 
 
@@ -105,16 +111,25 @@ def test_text_without_tokens_cannot_be_resumed() -> None:
     """An older server may not send them; repeating text is worse than an error."""
     streams = Streams([delta("a"), GONE])
     with pytest.raises(Unavailable):
-        run(stream(TURNS, Generation(), Deadline(60), Progress()), streams)
+        run(stream(TURNS, Generation(), Deadline(60)), streams)
 
 
-def test_waits_end_with_the_time_of_the_request() -> None:
+def test_a_stream_is_tried_as_long_as_there_is_time() -> None:
     clock = Clock()
-    streams = Streams(*([[GONE]] * 4))
+    streams = Streams(*([[GONE]] * 99))
     with pytest.raises(Unavailable):
-        run(stream(TURNS, Generation(), Deadline(0.25, clock), Progress()), streams, clock)
-    assert len(streams.opened) == 2
-    assert clock.now == pytest.approx(100.1)
+        run(stream(TURNS, Generation(), Deadline(30, clock)), streams, clock)
+    assert 129.8 < clock.now <= 130.0
+    assert len(streams.opened) > 15
+
+
+def test_a_stream_that_gets_on_now_and_then_needs_little_patience() -> None:
+    clock = Clock()
+    streams = Streams(*([GONE], [delta("a", 1), GONE]) * 20, [SUMMARY, None])
+    deadline = Deadline(60, clock, patience=1)
+    answer, shown = run(stream(TURNS, Generation(), deadline), streams, clock)
+    assert answer.text == "".join(shown) == "a" * 20
+    assert (answer.resumed, answer.repeated) == (39, 40)
 
 
 def test_no_call_begins_when_the_time_is_used_up() -> None:
@@ -122,7 +137,7 @@ def test_no_call_begins_when_the_time_is_used_up() -> None:
     deadline = Deadline(1.0, clock)
     clock.now += 1.0
     with pytest.raises(DeadlineExceeded):
-        run(stream(TURNS, Generation(), deadline, Progress()), Streams())
+        run(stream(TURNS, Generation(), deadline), Streams())
 
 
 def test_steps_share_one_deadline() -> None:
@@ -162,6 +177,89 @@ def test_many_pictures_are_looked_up_in_calls_of_a_legal_size() -> None:
     medias = [Media(b"", number.to_bytes(32, "big")) for number in range(300)]
     features, _ = run(pictures.ensure(medias), perform)
     assert (sizes, len(features)) == ([256, 44], 300)
+
+
+class Outage:
+    """A pair whose calls fail in the order of a script: method names, each with an error or None."""
+
+    def __init__(self, *script: tuple[Method, LenspairRpcError | None]) -> None:
+        self._script = list(script)
+        self.encoded: list[bytes] = []
+
+    def __call__(self, effect: Unary) -> Any:
+        method, error = self._script.pop(0)
+        assert effect.method is method
+        if error is not None:
+            return error
+        request: Any = effect.request
+        match method:
+            case Method.LOOK_UP:
+                return encoder.LookupFeaturesResponse(results=[encoder.LookupResult()] * len(request.queries))
+            case Method.ENCODE:
+                self.encoded.append(request.media.data)
+                key = request.media.data.decode()
+                return encoder.EncodeResponse(feature=encoder.FeatureRef(key=key))
+            case _:
+                return decoder.GenerateResponse(text="yes")
+
+    def ask(self, *images: bytes) -> Answer:
+        clock = Clock()
+        deadline = Deadline(60, clock)
+        pictures = Pictures(MediaSettings(), deadline, max_message_bytes=1_000_000)
+        question = Question("?", images, "", Generation())
+        answer, _ = run(ask(question, pictures, deadline, is_stream=False), self, clock)
+        assert self._script == []
+        return answer
+
+
+NO_STORE = Unavailable("no store", code=grpc.StatusCode.UNAVAILABLE, reason="STORE_UNAVAILABLE")
+NOT_FOUND = FeatureNotFound("gone", code=grpc.StatusCode.NOT_FOUND, metadata={"keys": "a"})
+
+
+def test_what_cannot_be_looked_up_is_sent() -> None:
+    """An encoder may hand a feature over while the store is away, but only one that it was sent."""
+    outage = Outage(
+        (Method.LOOK_UP, NO_STORE),
+        (Method.ENCODE, NO_STORE),
+        (Method.ENCODE, None),
+        (Method.GENERATE, None),
+    )
+    assert outage.ask(b"a").repeated == 2
+
+
+def test_a_feature_that_goes_again_and_again_is_encoded_again_and_again() -> None:
+    again: tuple[tuple[Method, LenspairRpcError | None], ...] = (
+        (Method.GENERATE, NOT_FOUND),
+        (Method.ENCODE, None),
+    )
+    outage = Outage(
+        (Method.LOOK_UP, None),
+        (Method.ENCODE, None),
+        (Method.ENCODE, None),
+        *again * 5,
+        (Method.GENERATE, None),
+    )
+    assert outage.ask(b"a", b"b").repeated == 5
+    assert outage.encoded == [b"a", b"b"] + [b"a"] * 5
+
+
+def test_a_decoder_without_its_store_is_asked_with_features_encoded_anew() -> None:
+    outage = Outage(
+        (Method.LOOK_UP, None),
+        (Method.ENCODE, None),
+        (Method.GENERATE, NO_STORE),
+        (Method.ENCODE, GONE),
+        (Method.ENCODE, None),
+        (Method.GENERATE, GONE),
+        (Method.GENERATE, None),
+    )
+    assert outage.ask(b"a").repeated == 3
+    assert outage.encoded == [b"a", b"a"]
+
+
+def test_a_feature_that_is_gone_is_no_reason_to_ask_again_without_its_picture() -> None:
+    with pytest.raises(FeatureNotFound):
+        run(generate(TURNS, Generation(), Deadline(60)), lambda _effect: NOT_FOUND)
 
 
 def test_a_full_queue_is_waited_for() -> None:

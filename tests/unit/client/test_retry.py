@@ -3,70 +3,67 @@
 import grpc
 import pytest
 
-from lenspair_client.errors import DeadlineExceeded, InvalidArgument, LenspairRpcError, QueueFull, Unavailable
-from lenspair_client.retry import (
-    ENCODE_ATTEMPTS,
-    STREAM_ATTEMPTS,
-    STREAM_ATTEMPTS_WITHOUT_PROGRESS,
-    UPLOAD_ATTEMPTS,
-    backoff,
-    wait_before_encode,
-    wait_before_generate,
-    wait_before_resuming,
+from lenspair_client.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    FeatureNotFound,
+    Internal,
+    InvalidArgument,
+    LenspairRpcError,
+    QueueFull,
+    ResourceExhausted,
+    StoreFull,
+    Unavailable,
 )
+from lenspair_client.retry import backoff, may_pass, wait_before_repeating
 
 GONE = Unavailable("gone", code=grpc.StatusCode.UNAVAILABLE)
 FULL = QueueFull("full", code=grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=2.0)
 FULL_WITHOUT_HINT = QueueFull("full", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
-REFUSED = InvalidArgument("no", code=grpc.StatusCode.INVALID_ARGUMENT)
-LATE = DeadlineExceeded("late", code=grpc.StatusCode.DEADLINE_EXCEEDED)
+STORE_FULL = StoreFull("full", code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+MISSING = FeatureNotFound("missing", code=grpc.StatusCode.NOT_FOUND)
+
+
+@pytest.mark.parametrize("error", [GONE, FULL, FULL_WITHOUT_HINT, STORE_FULL])
+def test_what_is_gone_or_full_may_pass(error: LenspairRpcError) -> None:
+    assert may_pass(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidArgument("no", code=grpc.StatusCode.INVALID_ARGUMENT),
+        DeadlineExceeded("late", code=grpc.StatusCode.DEADLINE_EXCEEDED),
+        FailedPrecondition("no", code=grpc.StatusCode.FAILED_PRECONDITION),
+        Internal("oh", code=grpc.StatusCode.INTERNAL),
+        ResourceExhausted("message too large", code=grpc.StatusCode.RESOURCE_EXHAUSTED),
+        MISSING,
+    ],
+)
+def test_what_cannot_pass_is_not_repeated(error: LenspairRpcError) -> None:
+    assert not may_pass(error)
 
 
 def test_a_full_queue_is_asked_again_when_it_said_and_callers_spread() -> None:
-    assert wait_before_encode(FULL, 1, 60, 0.0, is_upload=False) == 2.0
-    assert wait_before_encode(FULL, 1, 60, 1.0, is_upload=False) == 2.5
-    assert wait_before_encode(FULL_WITHOUT_HINT, 3, 60, 0.0, is_upload=False) == backoff(3)
+    assert wait_before_repeating(FULL, 1, 60, 0.0) == 2.0
+    assert wait_before_repeating(FULL, 9, 60, 1.0) == 2.5
+    assert wait_before_repeating(FULL, 1, 1.9, 0.0) is None
 
 
-def test_a_full_queue_is_asked_a_bounded_number_of_times_and_in_time() -> None:
-    assert wait_before_encode(FULL, ENCODE_ATTEMPTS, 60, 0.0, is_upload=False) is None
-    assert wait_before_encode(FULL, 1, 1.9, 0.0, is_upload=False) is None
-    assert wait_before_encode(FULL, 1, -1.0, 0.0, is_upload=False) is None
+def test_waits_grow_to_a_limit_and_callers_spread() -> None:
+    longest = [wait_before_repeating(GONE, failures, 60, 1.0) for failures in range(1, 9)]
+    assert longest == [backoff(failures) for failures in range(1, 9)] == sorted(longest, key=float)  # type: ignore[arg-type]
+    assert (longest[0], longest[-1]) == (0.1, 2.0)
+    assert wait_before_repeating(FULL_WITHOUT_HINT, 3, 60, 0.0) == backoff(3) / 2
+    assert backoff(10_000) == 2.0
 
 
-def test_a_missing_server_is_grpcs_business_unless_chunks_were_sent() -> None:
-    assert wait_before_encode(GONE, 1, 60, 0.0, is_upload=False) is None
-    assert wait_before_encode(GONE, 1, 60, 0.0, is_upload=True) == backoff(1)
-    assert wait_before_encode(GONE, UPLOAD_ATTEMPTS, 60, 0.0, is_upload=True) is None
+def test_waits_get_shorter_again_before_the_end() -> None:
+    assert wait_before_repeating(GONE, 9, 1.0, 1.0) == 0.5
+    assert wait_before_repeating(GONE, 9, 0.05, 0.0) is None
+    assert wait_before_repeating(GONE, 1, -1.0, 0.0) is None
 
 
-@pytest.mark.parametrize("error", [REFUSED, LATE])
-def test_what_cannot_help_is_not_done(error: LenspairRpcError) -> None:
-    assert wait_before_encode(error, 1, 60, 0.0, is_upload=True) is None
-    assert wait_before_generate(error, 1, 60) is None
-    assert wait_before_resuming(error, 1, 1, 60, has_begun=True) is None
-
-
-def test_a_whole_answer_is_asked_for_twice_at_the_most() -> None:
-    assert wait_before_generate(GONE, 1, 60) == backoff(1)
-    assert wait_before_generate(GONE, 2, 60) is None
-    assert wait_before_generate(FULL, 1, 60) is None
-
-
-def test_an_answer_moves_on_as_long_as_it_gets_on() -> None:
-    last = STREAM_ATTEMPTS - 1
-    assert wait_before_resuming(GONE, last, 1, 60, has_begun=True) == backoff(1)
-    assert wait_before_resuming(GONE, STREAM_ATTEMPTS, 1, 60, has_begun=True) is None
-    stuck = STREAM_ATTEMPTS_WITHOUT_PROGRESS
-    assert wait_before_resuming(GONE, stuck, stuck, 60, has_begun=True) is None
-
-
-def test_a_busy_decoder_is_asked_again_only_for_an_answer_that_has_begun() -> None:
-    assert wait_before_resuming(FULL, 1, 1, 60, has_begun=True) == 2.0
-    assert wait_before_resuming(FULL, 1, 1, 60, has_begun=False) is None
-
-
-def test_waits_grow_to_a_limit() -> None:
-    waits = [backoff(attempt) for attempt in range(1, 9)]
-    assert waits == sorted(waits)
-    assert (waits[0], waits[-1]) == (0.1, 2.0)
+def test_a_feature_that_is_gone_is_encoded_again_at_once_but_not_again_and_again() -> None:
+    assert wait_before_repeating(MISSING, 1, 60, 1.0) == 0.0
+    assert wait_before_repeating(MISSING, 2, 60, 1.0) == backoff(2)
