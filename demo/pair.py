@@ -1,13 +1,14 @@
-"""Runs the whole pair on this machine: a store, an encoder and a decoder, as processes that end with us."""
+"""Runs the whole pair on this machine: a store, encoders and decoders, as processes that end with us."""
 
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,14 +29,20 @@ class PairError(Exception):
 
 
 class ServiceProcess:
-    """One service as a process; a restarted one listens on the port that it had."""
+    """One service as a process; a restarted one listens on the port that it had.
 
-    def __init__(self, name: str, environment: Mapping[str, str], folder: Path, port: int = 0) -> None:
-        self.name = name
-        self.log = folder / f"{name}.log"
+    `number` tells several of one `service` apart.
+    """
+
+    def __init__(
+        self, service: str, environment: Mapping[str, str], folder: Path, port: int = 0, *, number: int = 1
+    ) -> None:
+        self.name = service if number == 1 else f"{service}-{number}"
+        self.log = folder / f"{self.name}.log"
         self.port = port
+        self._service = service
         self._environment = dict(environment)
-        self._port_file = folder / f"{name}.port"
+        self._port_file = folder / f"{self.name}.port"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,7 +60,7 @@ class ServiceProcess:
         listen = {"LENSPAIR_LISTEN": self.address, "LENSPAIR_PORT_FILE": str(self._port_file)}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  our own program
-                bound_to_parent([sys.executable, "-m", f"{self.name}_service"]),
+                bound_to_parent([sys.executable, "-m", f"{self._service}_service"]),
                 env={**self._environment, **listen},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -85,10 +92,16 @@ class ServiceProcess:
         self.start()
         self.wait_ready()
 
+    def send(self, number: signal.Signals) -> None:
+        """Sends the process a signal; harmless when it has ended."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def stop(self) -> int:
         """SIGTERM and a wait for the drain; returns the exit status."""
         if self._process is None:
             return 0
+        self._process.send_signal(signal.SIGCONT)  # a stopped process would not hear it
         return stop_child(self._process, grace_seconds=STOP_SECONDS)
 
     def log_end(self, lines: int = 30) -> str:
@@ -113,12 +126,13 @@ class ServiceProcess:
 
 
 class Pair:
-    """A store, an encoder and a decoder on one checkpoint. A context manager: leaving it stops all three.
+    """A store, encoders and decoders on one checkpoint. A context manager: leaving it stops them all.
 
-    The store is the one that `LENSPAIR_STORE_URL` names, else an embedded server. The processor cores are
-    divided between the two services. `environment` adds settings for both of them. With a `store_port`
-    the embedded store can be restarted. With `hand_over` the encoder keeps what the store does not take, and
-    the decoder may fetch it from there.
+    The store is the one that `store_url` or else `LENSPAIR_STORE_URL` names, else an embedded server. The
+    processor cores are divided between the services. `environment` adds settings for all of them. With a
+    `store_port` the embedded store can be restarted. With `hand_over` encoders keep what the store does not
+    take, and decoders may fetch it from there. `encoder` and `decoder` are the first of each; ports can be
+    set for these only.
     """
 
     def __init__(
@@ -129,20 +143,25 @@ class Pair:
         encoder_port: int = 0,
         decoder_port: int = 0,
         store_port: int | None = None,
+        store_url: str = "",
+        num_encoders: int = 1,
+        num_decoders: int = 1,
         hand_over: bool = False,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="lenspair-")
         folder = Path(self._folder.name)
         self.store: EmbeddedStore | None = None
-        self.store_url = os.environ.get("LENSPAIR_STORE_URL", "")
+        self.store_url = store_url or os.environ.get("LENSPAIR_STORE_URL", "")
         self._store_port = store_port
         self._checkpoint = str(checkpoint)
         self._environment = dict(environment or {})
+        self._hand_over = hand_over
         if hand_over:
-            encoder_port = encoder_port or free_port()
-            self._environment = _hand_over_environment(encoder_port) | self._environment
+            self._environment = _hand_over_environment() | self._environment
         self._ports = {"encoder": encoder_port, "decoder": decoder_port}
-        self._services: list[ServiceProcess] = []
+        self._counts = {"encoder": num_encoders, "decoder": num_decoders}
+        self.encoders: list[ServiceProcess] = []
+        self.decoders: list[ServiceProcess] = []
         self.folder = folder
 
     def __enter__(self) -> Self:
@@ -158,8 +177,26 @@ class Pair:
     ) -> None:
         self.close()
 
+    @property
+    def encoder(self) -> ServiceProcess:
+        return self.encoders[0]
+
+    @property
+    def decoder(self) -> ServiceProcess:
+        return self.decoders[0]
+
+    @property
+    def encoder_target(self) -> str:
+        """What a client connects to, to reach all encoders."""
+        return _target(self.encoders)
+
+    @property
+    def decoder_target(self) -> str:
+        """What a client connects to, to reach all decoders."""
+        return _target(self.decoders)
+
     def close(self) -> None:
-        for service in self._services:
+        for service in [*self.encoders, *self.decoders]:
             service.stop()
         if self.store is not None:
             self.store.stop()
@@ -176,17 +213,26 @@ class Pair:
         if not self.store_url:
             self.store = EmbeddedStore.start(port=self._store_port)
             self.store_url = self.store.url
-        environment = self._service_environment()
-        self.encoder = ServiceProcess("encoder", environment, self.folder, self._ports["encoder"])
-        self.decoder = ServiceProcess("decoder", environment, self.folder, self._ports["decoder"])
-        self._services = [self.encoder, self.decoder]
-        for service in self._services:
+        self.encoders = self._make("encoder")
+        self.decoders = self._make("decoder")
+        for service in [*self.encoders, *self.decoders]:
             service.start()
-        for service in self._services:
+        for service in [*self.encoders, *self.decoders]:
             service.wait_ready()
 
+    def _make(self, service: str) -> list[ServiceProcess]:
+        return [self._make_one(service, number) for number in range(1, self._counts[service] + 1)]
+
+    def _make_one(self, service: str, number: int) -> ServiceProcess:
+        port = self._ports[service] if number == 1 else 0
+        environment = self._service_environment()
+        if self._hand_over and service == "encoder":
+            port = port or free_port()
+            environment["LENSPAIR_ADVERTISED_ADDRESS"] = f"127.0.0.1:{port}"
+        return ServiceProcess(service, environment, self.folder, port, number=number)
+
     def _service_environment(self) -> dict[str, str]:
-        threads = max(1, (os.cpu_count() or 1) // 2)
+        threads = max(1, (os.cpu_count() or 1) // sum(self._counts.values()))
         return {
             **os.environ,
             "LENSPAIR_TORCH_THREADS": str(threads),
@@ -196,16 +242,16 @@ class Pair:
         }
 
 
+def _target(services: Sequence[ServiceProcess]) -> str:
+    return "ipv4:" + ",".join(service.address for service in services)
+
+
 def free_port() -> int:
     """A port on 127.0.0.1 that is free now, for a process that must know its own before it starts."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
-def _hand_over_environment(encoder_port: int) -> dict[str, str]:
-    """Settings of both services; each ignores the other's."""
-    return {
-        "LENSPAIR_STORE_KEY": secrets.token_hex(32),
-        "LENSPAIR_ADVERTISED_ADDRESS": f"127.0.0.1:{encoder_port}",
-        "LENSPAIR_ALLOWED_SOURCES": "127.0.0.0/8",
-    }
+def _hand_over_environment() -> dict[str, str]:
+    """Settings that all services share; what a service does not know it ignores."""
+    return {"LENSPAIR_STORE_KEY": secrets.token_hex(32), "LENSPAIR_ALLOWED_SOURCES": "127.0.0.0/8"}
