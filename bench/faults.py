@@ -18,8 +18,7 @@ from bench.fault_kinds import Fault
 from bench.fault_load import Load, Record, learn_answers
 from bench.fault_questions import questions
 from bench.fault_report import Window
-from demo.pair import Pair
-from demo.ports import free_port
+from demo.pair import Pair, free_port
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
 QUESTIONS = 36
