@@ -44,7 +44,7 @@ def start() -> SentinelServers:
     return cast("SentinelServers", importlib.import_module(_MODULE).SentinelStore())
 
 
-def faults(servers: SentinelServers) -> list[Fault]:
+def faults(servers: SentinelServers) -> tuple[Fault, ...]:
     """In the order in which they must happen: nobody follows the second master."""
 
     def switch_over(_: object) -> None:
@@ -55,4 +55,4 @@ def faults(servers: SentinelServers) -> list[Fault]:
         os.kill(servers.master.pid, signal.SIGKILL)
         servers.wait_for_new_master(before)
 
-    return [Fault("store-switched", switch_over), Fault("store-failed-over", kill_master)]
+    return Fault("store-switched", switch_over), Fault("store-failed-over", kill_master)

@@ -17,7 +17,7 @@ from demo.pair import Pair, ServiceProcess
 
 STORE_OUTAGE_SECONDS = 5.0
 # Longer than a client takes to notice that a server hangs (lenspair_client/options.py).
-HANG_SECONDS = 18.0
+HANG_SECONDS = 20.0
 CUTTING_SECONDS = 5.0
 _BETWEEN_CUTS_SECONDS = 0.02
 _BALLAST_BYTES = 64 * 1024
@@ -99,41 +99,36 @@ def drain_and_start(service: ServiceProcess) -> None:
     service.restart()
 
 
-class Turns:
-    """The services of one kind in turn, so that each has its share of faults."""
-
-    def __init__(
-        self, of: Callable[[Pair], list[ServiceProcess]], do: Callable[[ServiceProcess], None]
-    ) -> None:
-        self._of = of
-        self._do = do
-        self._count = 0
-
-    def __call__(self, pair: Pair) -> None:
-        services = self._of(pair)
-        self._count += 1
-        self._do(services[self._count % len(services)])
+def encoders(pair: Pair) -> list[ServiceProcess]:
+    return pair.encoders
 
 
-def faults() -> list[Fault]:
-    """All that can be done to a pair with a store of its own."""
+def decoders(pair: Pair) -> list[ServiceProcess]:
+    return pair.decoders
 
-    def encoders(pair: Pair) -> list[ServiceProcess]:
-        return pair.encoders
 
-    def decoders(pair: Pair) -> list[ServiceProcess]:
-        return pair.decoders
+def each(
+    services: Callable[[Pair], list[ServiceProcess]], harm: Callable[[ServiceProcess], None]
+) -> Callable[[Pair], None]:
+    """Harms one service after the other, so that one of them always serves."""
 
-    return [
-        Fault("store-killed", kill_store),
-        Fault("decoder-killed", Turns(decoders, kill_and_start)),
-        Fault("store-stopped", stop_store),
-        Fault("encoder-killed", Turns(encoders, kill_and_start)),
-        Fault("store-emptied", empty_store),
-        Fault("decoder-hanging", Turns(decoders, hang)),
-        Fault("store-full", fill_store),
-        Fault("encoder-hanging", Turns(encoders, hang)),
-        Fault("connections-cut", cut_connections),
-        Fault("decoder-drained", Turns(decoders, drain_and_start)),
-        Fault("encoder-drained", Turns(encoders, drain_and_start)),
-    ]
+    def harm_each(pair: Pair) -> None:
+        for service in services(pair):
+            harm(service)
+
+    return harm_each
+
+
+FAULTS = (
+    Fault("store-killed", kill_store),
+    Fault("decoder-killed", each(decoders, kill_and_start)),
+    Fault("store-stopped", stop_store),
+    Fault("encoder-killed", each(encoders, kill_and_start)),
+    Fault("store-emptied", empty_store),
+    Fault("decoder-hanging", each(decoders, hang)),
+    Fault("store-full", fill_store),
+    Fault("encoder-hanging", each(encoders, hang)),
+    Fault("connections-cut", cut_connections),
+    Fault("decoder-drained", each(decoders, drain_and_start)),
+    Fault("encoder-drained", each(encoders, drain_and_start)),
+)

@@ -70,6 +70,7 @@ def channel_options(service: str, options: ClientOptions) -> Sequence[tuple[str,
         # and go to another one. A server that only takes long answers them, however busy it is.
         ("grpc.keepalive_time_ms", round(1000 * options.keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _ANSWER_MS),
+        ("grpc.http2.ping_timeout_ms", _ANSWER_MS),  # by default a minute, whatever the other one says
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # A connection that a hanging server never takes up is given up; one that comes back is found soon.

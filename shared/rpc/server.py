@@ -155,6 +155,7 @@ def connection_options(min_ping_interval_seconds: float) -> list[tuple[str, int]
     return [
         ("grpc.keepalive_time_ms", round(1000 * KEEPALIVE_SECONDS)),
         ("grpc.keepalive_timeout_ms", round(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
+        ("grpc.http2.ping_timeout_ms", round(1000 * KEEPALIVE_TIMEOUT_SECONDS)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * min_ping_interval_seconds)),

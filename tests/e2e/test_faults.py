@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bench.fault_kinds import faults
+from bench.fault_kinds import Fault, kill_and_start, kill_store
 from bench.fault_report import by_fault, counts, problems
 from bench.faults import run, start_pair
 from demo.pair import Pair
@@ -17,9 +17,14 @@ def pair() -> Iterator[Pair]:
         yield start_pair(stack)
 
 
+FAULTS = [
+    Fault("decoder killed", lambda pair: kill_and_start(pair.decoders[1])),
+    Fault("store killed", kill_store),
+]
+
+
 def test_callers_notice_nothing_of_a_killed_decoder_and_a_lost_store(pair: Pair) -> None:
-    chosen = [fault for fault in faults() if fault.name in ("decoder-killed", "store-killed")]
-    records, windows = run(pair, chosen, callers=4)
+    records, windows = run(pair, FAULTS, callers=4)
     assert problems(records, windows) == []
     # Otherwise the faults would have hit nobody.
-    assert counts(by_fault(records, windows)["store-killed"]).retried > 0
+    assert counts(by_fault(records, windows)["store killed"]).retried > 0

@@ -259,7 +259,11 @@ def fake_pair(*, num_decoders: int = 1) -> Iterator[FakePair]:
 
 @contextmanager
 def _serving(servicer: Any, register: Any) -> Iterator[tuple[int, HealthServicer]]:
-    options = [("grpc.max_receive_message_length", 64 * MIB), ("grpc.so_reuseport", 0)]
+    options = [
+        ("grpc.max_receive_message_length", 64 * MIB),
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ]
     server = grpc.server(ThreadPoolExecutor(16), options=options)
     register(servicer, server)
     health = HealthServicer()

@@ -38,6 +38,7 @@ from shared.errors import (
     StoreUnavailable,
 )
 from tests.rpc.fake_pair import MIB, FakePair, fake_pair, key_of
+from tests.rpc.relay import relay_to
 
 RED, BLUE = b"a red picture", b"a blue picture"
 TEXT = "a red cir\u00dfle"
@@ -403,3 +404,22 @@ def test_of_two_servers_one_may_be_gone_and_one_may_hang(client_class: Any, pair
         answers = [client.ask("?", [picture], timeout=10).text for picture in (RED, BLUE)]
         client.close()
     assert answers == [TEXT] * 2
+
+
+@pytest.mark.parametrize("client_class", [LenspairClient, Blocked])
+def test_calls_to_a_server_that_falls_silent_go_to_the_other(client_class: Any, pair: FakePair) -> None:
+    """Pings tell; without them an open call would wait for its deadline."""
+    with fake_pair() as other, relay_to(_first_port(pair.decoder_address)) as relay:
+        decoders = f"ipv4:127.0.0.1:{relay.port},127.0.0.1:{_first_port(other.decoder_address)}"
+        client = client_class(pair.encoder_address, decoders, ClientOptions(keepalive_seconds=1.0))
+        while not (pair.decoder.tasks and other.decoder.tasks):
+            assert client.ask("?").repeated == 0
+        relay.is_frozen.set()
+        answers = [client.ask("?", timeout=25) for _ in range(4)]
+        client.close()
+    assert [answer.text for answer in answers] == [TEXT] * 4
+    assert sum(answer.repeated for answer in answers) >= 1
+
+
+def _first_port(address: str) -> int:
+    return int(address.split(",", maxsplit=1)[0].rpartition(":")[2])
