@@ -1,9 +1,9 @@
 """Runs flows with blocking calls; holds no logic of requests."""
 
-import time
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextvars import copy_context
+from threading import Event
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -62,18 +62,18 @@ class BlockingCalls:
         for channel in self._channels:
             channel.close()
 
-    def run(self, flow: Flow[T]) -> T:
-        """Runs a flow to its end."""
-        steps = self.steps(flow)
+    def run(self, flow: Flow[T], is_given_up: Event | None = None) -> T:
+        """Runs a flow to its end, or until it is given up: then it ends at its next step."""
+        steps = self.steps(flow, is_given_up)
         try:
             while True:
                 next(steps)
         except StopIteration as end:
             return cast("T", end.value)
 
-    def steps(self, flow: Flow[T]) -> Generator[str, None, T]:
+    def steps(self, flow: Flow[T], is_given_up: Event | None = None) -> Generator[str, None, T]:
         """Runs a flow, yielding what it shows; closing the generator ends the flow's open call."""
-        performer = _Performer(self)
+        performer = _Performer(self, is_given_up or Event())
         try:
             effect = next(flow)
             while True:
@@ -112,11 +112,14 @@ class BlockingCalls:
 class _Performer:
     """Does what one flow asks for; holds the stream that it has open."""
 
-    def __init__(self, calls: BlockingCalls) -> None:
+    def __init__(self, calls: BlockingCalls, is_given_up: Event) -> None:
         self._calls = calls
+        self._is_given_up = is_given_up
         self._stream: Any = None
 
     def perform(self, effect: Effect) -> Any:
+        if self._is_given_up.is_set():
+            raise LenspairClientError("given up: another step of the request has failed")
         try:
             return self._perform(effect)
         except grpc.RpcError as error:
@@ -140,7 +143,7 @@ class _Performer:
             case Read():
                 return next(self._stream, None)
             case Sleep(seconds):
-                time.sleep(seconds)
+                self._is_given_up.wait(seconds)
             case Together(flows):
                 return self._together(flows)
             case Show():
@@ -152,9 +155,13 @@ class _Performer:
             return [self._calls.run(flow) for flow in flows]
         with ThreadPoolExecutor(CONCURRENT_FLOWS) as threads:
             # Each thread has the caller's context variables: its trace goes on there.
-            runs = [threads.submit(copy_context().run, self._calls.run, flow) for flow in flows]
+            is_given_up = Event()
+            runs = [threads.submit(copy_context().run, self._calls.run, flow, is_given_up) for flow in flows]
             try:
+                for run in as_completed(runs):  # whichever fails first ends them all
+                    run.result()
                 return [run.result() for run in runs]
             except BaseException:
+                is_given_up.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise

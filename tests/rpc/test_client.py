@@ -210,6 +210,14 @@ def test_encode_is_repeated_until_the_store_is_back(connect: Connect, pair: Fake
     assert pair.encoder.calls == ["Encode"] * 7
 
 
+def test_a_refused_picture_ends_the_attempts_for_the_others(connect: Connect, pair: FakePair) -> None:
+    going = [Draining("going")] * 100
+    pair.encoder.errors.extend([*going[:1], InvalidMedia("no picture", field="media.data"), *going])
+    with pytest.raises(InvalidArgument):
+        connect().ask("?", [RED, BLUE], timeout=20)
+    assert len(pair.encoder.calls) <= 5
+
+
 def test_encode_is_not_repeated_forever(connect: Connect, pair: FakePair) -> None:
     pair.encoder.errors.extend([StoreUnavailable("no store")] * 50)
     with pytest.raises(Unavailable) as error:
