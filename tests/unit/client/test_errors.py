@@ -8,7 +8,7 @@ import pytest
 
 from lenspair_client import errors
 from lenspair_client.errors import LenspairRpcError, error_of
-from shared.errors import FeatureNotFound, InvalidSampling, LenspairError, QueueFull
+from shared.errors import FeatureNotFound, InvalidSampling, LenspairError, QueueFull, StoreFull
 from shared.rpc.status import code_of, status_of
 
 
@@ -50,6 +50,11 @@ def test_a_full_queue_brings_its_hint() -> None:
     error = answered_with(QueueFull("full", retry_after_seconds=1.25))
     assert isinstance(error, errors.QueueFull)
     assert error.retry_after == 1.25
+
+
+def test_a_full_store_is_told_from_a_message_that_is_too_large() -> None:
+    assert isinstance(answered_with(StoreFull("full")), errors.StoreFull)
+    assert type(error_of(Call(grpc.StatusCode.RESOURCE_EXHAUSTED))) is errors.ResourceExhausted
 
 
 def test_missing_features_are_listed() -> None:
