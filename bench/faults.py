@@ -21,7 +21,7 @@ from bench.fault_report import Window
 from demo.pair import Pair, free_port
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
-QUESTIONS = 36
+NUM_QUESTIONS = 36
 CALM_SECONDS = 4.0
 # The four services and the callers share what cores there are.
 ENVIRONMENT = {"LENSPAIR_TORCH_THREADS": "1", "LENSPAIR_STORE_TIMEOUT_SECONDS": "1"}
@@ -29,9 +29,11 @@ ENVIRONMENT = {"LENSPAIR_TORCH_THREADS": "1", "LENSPAIR_STORE_TIMEOUT_SECONDS": 
 FAILOVER_NAMES = ("store-switched", "store-failed-over")
 
 
-def run(pair: Pair, faults: Iterable[Fault], *, callers: int = 6) -> tuple[list[Record], list[Window]]:
+def run(
+    pair: Pair, faults: Iterable[Fault], *, callers: int = 6, num_questions: int = NUM_QUESTIONS
+) -> tuple[list[Record], list[Window]]:
     """Injects faults into a running pair under load; what became of the requests, and when faults came."""
-    known = learn_answers(pair.encoder_target, pair.decoder_target, questions(QUESTIONS, seed=7))
+    known = learn_answers(pair.encoder_target, pair.decoder_target, questions(num_questions, seed=7))
     windows = []
     with Load(pair.encoder_target, pair.decoder_target, known, callers=callers) as load:
         time.sleep(CALM_SECONDS)

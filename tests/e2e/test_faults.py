@@ -24,7 +24,7 @@ FAULTS = [
 
 
 def test_callers_notice_nothing_of_a_killed_decoder_and_a_lost_store(pair: Pair) -> None:
-    records, windows = run(pair, FAULTS, callers=4)
+    records, windows = run(pair, FAULTS, callers=4, num_questions=12)
     assert problems(records, windows) == []
     # Otherwise the faults would have hit nobody.
     assert counts(by_fault(records, windows)["store killed"]).retried > 0
