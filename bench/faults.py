@@ -18,15 +18,14 @@ from bench.fault_kinds import Fault
 from bench.fault_load import Load, Record, learn_answers
 from bench.fault_questions import questions
 from bench.fault_report import Window
-from demo.pair import Pair, free_port
+from demo.pair import Pair
+from demo.sentinel_store import SentinelStore, free_ports
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
 NUM_QUESTIONS = 36
 CALM_SECONDS = 4.0
 # The four services and the callers share what cores there are.
 ENVIRONMENT = {"LENSPAIR_TORCH_THREADS": "1", "LENSPAIR_STORE_TIMEOUT_SECONDS": "1"}
-# The names are known before a store under Sentinel runs.
-FAILOVER_NAMES = ("store-switched", "store-failed-over")
 
 
 def run(
@@ -50,7 +49,7 @@ def start_pair(stack: ExitStack, store_url: str = "") -> Pair:
     """Two encoders, two decoders and, without a URL, a store that can be restarted."""
     pair = Pair(
         environment=ENVIRONMENT,
-        store_port=free_port(),
+        store_port=free_ports(1)[0],
         store_url=store_url,
         num_encoders=2,
         num_decoders=2,
@@ -60,14 +59,11 @@ def start_pair(stack: ExitStack, store_url: str = "") -> Pair:
 
 def main() -> int:
     arguments = _arguments()
-    wanted: Sequence[str] = arguments.only or _names()
     records, windows = [], []
-    for is_sentinel in (False, True):
-        names = [name for name in wanted if (name in FAILOVER_NAMES) == is_sentinel]
-        if names:
-            more = _run_some(names, 0.0 if is_sentinel else arguments.seconds, is_sentinel=is_sentinel)
-            records += more[0]
-            windows += more[1]
+    for some_run in (_run_with_own_store, _run_under_sentinel):
+        more_records, more_windows = some_run(arguments.only or _names(), arguments.seconds)
+        records += more_records
+        windows += more_windows
     print(fault_report.table(records, windows))
     if not arguments.only:
         fault_report.write(RESULTS, records, windows)
@@ -76,19 +72,24 @@ def main() -> int:
     return 1 if found else 0
 
 
-def _run_some(
-    names: Sequence[str], seconds: float, *, is_sentinel: bool
-) -> tuple[list[Record], list[Window]]:
+def _run_with_own_store(names: Sequence[str], seconds: float) -> tuple[list[Record], list[Window]]:
+    chosen = [fault for fault in fault_kinds.FAULTS if fault.name in names]
+    if not chosen:
+        return [], []
+    print("starting two encoders and two decoders ...", flush=True)
     with ExitStack() as stack:
-        print("starting two encoders and two decoders ...", flush=True)
-        if is_sentinel:
-            servers = stack.enter_context(fault_failover.start())
-            faults = fault_failover.faults(servers)
-            pair = start_pair(stack, servers.url)
-        else:
-            faults = fault_kinds.FAULTS
-            pair = start_pair(stack)
-        return run(pair, _in_turn([fault for fault in faults if fault.name in names], seconds))
+        return run(start_pair(stack), _in_turn(chosen, seconds))
+
+
+def _run_under_sentinel(names: Sequence[str], _seconds: float) -> tuple[list[Record], list[Window]]:
+    """Once only: a master that has died has no other successor."""
+    if not set(names) & set(fault_failover.NAMES):
+        return [], []
+    print("starting two encoders and two decoders on a store under Sentinel ...", flush=True)
+    with ExitStack() as stack:
+        servers = stack.enter_context(SentinelStore())
+        chosen = [fault for fault in fault_failover.faults(servers) if fault.name in names]
+        return run(start_pair(stack, servers.url), _in_turn(chosen, 0))
 
 
 def _in_turn(faults: Sequence[Fault], seconds: float) -> Iterator[Fault]:
@@ -106,8 +107,7 @@ def _in_turn(faults: Sequence[Fault], seconds: float) -> Iterator[Fault]:
 
 
 def _names() -> list[str]:
-    failover = FAILOVER_NAMES if fault_failover.can_start() else ()
-    return [*(fault.name for fault in fault_kinds.FAULTS), *failover]
+    return [*(fault.name for fault in fault_kinds.FAULTS), *fault_failover.NAMES]
 
 
 def _arguments() -> argparse.Namespace:
