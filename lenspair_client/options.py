@@ -66,14 +66,14 @@ def channel_options(service: str, options: ClientOptions) -> Sequence[tuple[str,
         ("grpc.service_config", service_config(service)),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", options.max_message_bytes),
-        # A server that hangs (stopped, cut off) takes pings in no more; its open calls then fail together
-        # and go to another one. A server that only takes long answers them, however busy it is.
+        # A server that hangs (stopped, cut off) answers no ping: its open calls then fail together and are
+        # made again elsewhere. One that only takes long answers, however busy it is.
         ("grpc.keepalive_time_ms", round(1000 * options.keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _ANSWER_MS),
         ("grpc.http2.ping_timeout_ms", _ANSWER_MS),  # by default a minute, whatever the other one says
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # A connection that a hanging server never takes up is given up; one that comes back is found soon.
+        # A new connection to a hanging server is given up; a server that comes back is found soon.
         ("grpc.min_reconnect_backoff_ms", _ANSWER_MS),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5_000),
