@@ -7,7 +7,7 @@ from lenspair_client import messages, retry
 from lenspair_client.deadline import Deadline
 from lenspair_client.effects import Flow, Method, Open, Read, Show, Unary
 from lenspair_client.errors import LenspairRpcError, cut_off
-from lenspair_client.persistence import Failures, persist
+from lenspair_client.persistence import Failures, call, persist
 from lenspair_client.progress import Progress
 from lenspair_client.values import Answer, Generation, TokenCount, Turn
 from shared.pb.lenspair.decoder.v1 import decoder_pb2
@@ -34,12 +34,7 @@ def stream(turns: Sequence[Turn], generation: Generation, deadline: Deadline) ->
 def count_tokens(turns: Sequence[Turn], deadline: Deadline) -> Flow[TokenCount]:
     """The length of a prompt."""
     request = decoder_pb2.CountTokensRequest(turns=messages.turn_messages(turns))
-
-    def count_once() -> Flow[TokenCount]:
-        response = yield Unary(Method.COUNT_TOKENS, request, deadline.for_next_call())
-        return messages.token_count_of(response)
-
-    return persist(count_once, deadline)
+    return messages.token_count_of((yield from call(Method.COUNT_TOKENS, request, deadline)))
 
 
 def generate_once(turns: Sequence[Turn], generation: Generation, deadline: Deadline) -> Flow[Answer]:

@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from lenspair_client import retry
 from lenspair_client.deadline import Deadline
-from lenspair_client.effects import Flow, Sleep
+from lenspair_client.effects import Flow, Method, Sleep, Unary
 from lenspair_client.errors import DeadlineExceeded, LenspairRpcError
 
 T = TypeVar("T")
@@ -73,3 +75,12 @@ def persist(
                 raise reason from error
         yield Sleep(wait)
         deadline.repeated += 1
+
+
+def call(method: Method, request: Message, deadline: Deadline) -> Flow[Any]:
+    """The response of a unary call, made again where that helps."""
+
+    def call_once() -> Flow[Any]:
+        return (yield Unary(method, request, deadline.for_next_call()))
+
+    return persist(call_once, deadline)

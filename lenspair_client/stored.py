@@ -5,7 +5,8 @@ from datetime import datetime
 
 from lenspair_client import stored_messages
 from lenspair_client.deadline import Deadline
-from lenspair_client.effects import Flow, Method, Unary
+from lenspair_client.effects import Flow, Method
+from lenspair_client.persistence import call
 from lenspair_client.values import Feature, FeatureDescription, StoreStats
 from shared.pb.lenspair.encoder.v1 import encoder_pb2
 
@@ -21,17 +22,17 @@ def keep_alive(
     times: list[datetime | None] = []
     for keys in _batches(features):
         request = encoder_pb2.KeepAliveRequest(keys=keys, time_to_live=time_to_live)
-        response = yield Unary(Method.KEEP_ALIVE, request, deadline.for_next_call())
+        response = yield from call(Method.KEEP_ALIVE, request, deadline)
         times += stored_messages.times_of(response)
     return tuple(times)
 
 
 def evict(features: Sequence[Feature | str], deadline: Deadline) -> Flow[tuple[bool, ...]]:
-    """Whether each feature was there."""
+    """Whether each feature was there, when its eviction was asked for the last time."""
     existed: list[bool] = []
     for keys in _batches(features):
         request = encoder_pb2.EvictRequest(keys=keys)
-        response = yield Unary(Method.EVICT, request, deadline.for_next_call())
+        response = yield from call(Method.EVICT, request, deadline)
         existed += [result.existed for result in response.results]
     return tuple(existed)
 
@@ -43,7 +44,7 @@ def describe(
     descriptions: list[FeatureDescription | None] = []
     for keys in _batches(features):
         request = encoder_pb2.DescribeFeaturesRequest(keys=keys)
-        response = yield Unary(Method.DESCRIBE, request, deadline.for_next_call())
+        response = yield from call(Method.DESCRIBE, request, deadline)
         descriptions += stored_messages.descriptions_of(response)
     return tuple(descriptions)
 
@@ -51,7 +52,7 @@ def describe(
 def store_stats(deadline: Deadline) -> Flow[StoreStats]:
     """The counts of the caller's tenant."""
     request = encoder_pb2.GetStoreStatsRequest()
-    response = yield Unary(Method.STORE_STATS, request, deadline.for_next_call())
+    response = yield from call(Method.STORE_STATS, request, deadline)
     return stored_messages.stats_of(response)
 
 

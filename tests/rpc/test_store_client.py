@@ -242,8 +242,8 @@ def test_commands_that_can_not_be(pair: FakePair, arguments: list[object]) -> No
     ],
 )
 def test_errors_are_explained(pair: FakePair, error: Exception, code: int, advice: str) -> None:
-    pair.encoder.errors.extend([error] * 4)  # type: ignore[list-item]
-    done = lenspair("store", "keep", "key", "--for", "1d", pair=pair)
+    pair.encoder.errors.extend([error] * 50)  # type: ignore[list-item]
+    done = lenspair("store", "keep", "key", "--for", "1d", "--patience", 0.3, pair=pair)
     assert done.returncode == code
     assert advice in done.stderr
     assert "Traceback" not in done.stderr
