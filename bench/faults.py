@@ -19,7 +19,8 @@ from bench.fault_load import Load, Record, learn_answers
 from bench.fault_questions import questions
 from bench.fault_report import Window
 from demo.pair import Pair
-from demo.sentinel_store import SentinelStore, free_ports
+from demo.ports import free_port
+from demo.sentinel_store import SentinelStore
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
 NUM_QUESTIONS = 36
@@ -49,7 +50,7 @@ def start_pair(stack: ExitStack, store_url: str = "") -> Pair:
     """Two encoders, two decoders and, without a URL, a store that can be restarted."""
     pair = Pair(
         environment=ENVIRONMENT,
-        store_port=free_ports(1)[0],
+        store_port=free_port(),
         store_url=store_url,
         num_encoders=2,
         num_decoders=2,

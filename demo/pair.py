@@ -3,7 +3,6 @@
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,10 +17,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from demo.child import bound_to_parent, stop_child
 from demo.embedded_store import EmbeddedStore
+from demo.ports import free_port
 
 DEMO_CHECKPOINT = Path(__file__).parent / "checkpoint"
 START_SECONDS = 180.0
 STOP_SECONDS = 40.0
+
+# Each service ignores what is the other's.
+_HAND_OVER = {"LENSPAIR_ALLOWED_SOURCES": "127.0.0.0/8"}
 
 
 class PairError(Exception):
@@ -130,9 +133,9 @@ class Pair:
 
     The store is the one that `store_url` or else `LENSPAIR_STORE_URL` names, else an embedded server. The
     processor cores are divided between the services. `environment` adds settings for all of them. With a
-    `store_port` the embedded store can be restarted. With `hand_over` encoders keep what the store does not
-    take, and decoders may fetch it from there. `encoder` and `decoder` are the first of each; ports can be
-    set for these only.
+    `store_port` the embedded store can be restarted. `encoder` and `decoder` are the first of each; ports
+    can be set for these only. With `hand_over` encoders keep what the store does not take, and decoders may
+    fetch it from there.
     """
 
     def __init__(
@@ -157,7 +160,7 @@ class Pair:
         self._environment = dict(environment or {})
         self._hand_over = hand_over
         if hand_over:
-            self._environment = _hand_over_environment() | self._environment
+            self._environment = _HAND_OVER | {"LENSPAIR_STORE_KEY": secrets.token_hex(32)} | self._environment
         self._ports = {"encoder": encoder_port, "decoder": decoder_port}
         self._counts = {"encoder": num_encoders, "decoder": num_decoders}
         self.encoders: list[ServiceProcess] = []
@@ -221,10 +224,10 @@ class Pair:
             service.wait_ready()
 
     def _make(self, service: str) -> list[ServiceProcess]:
-        return [self._make_one(service, number) for number in range(1, self._counts[service] + 1)]
+        ports = [self._ports[service], *(0 for _ in range(1, self._counts[service]))]
+        return [self._make_one(service, number, port) for number, port in enumerate(ports, 1)]
 
-    def _make_one(self, service: str, number: int) -> ServiceProcess:
-        port = self._ports[service] if number == 1 else 0
+    def _make_one(self, service: str, number: int, port: int) -> ServiceProcess:
         environment = self._service_environment()
         if self._hand_over and service == "encoder":
             port = port or free_port()
@@ -244,14 +247,3 @@ class Pair:
 
 def _target(services: Sequence[ServiceProcess]) -> str:
     return "ipv4:" + ",".join(service.address for service in services)
-
-
-def free_port() -> int:
-    """A port on 127.0.0.1 that is free now, for a process that must know its own before it starts."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
-def _hand_over_environment() -> dict[str, str]:
-    """Settings that all services share; what a service does not know it ignores."""
-    return {"LENSPAIR_STORE_KEY": secrets.token_hex(32), "LENSPAIR_ALLOWED_SOURCES": "127.0.0.0/8"}

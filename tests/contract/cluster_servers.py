@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 from redis import Redis
 
-from demo.sentinel_store import free_ports
+from demo.ports import free_ports
 from tests.redis_servers import start_server
 
 SLOTS = 16384

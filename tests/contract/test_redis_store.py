@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from demo.embedded_store import EmbeddedStore
+from demo.ports import free_port
 from shared.errors import StoreFull, StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.grid import Grid
@@ -153,12 +153,6 @@ async def test_nothing_listens() -> None:
     with pytest.raises(StoreUnavailable):
         await store.ping()
     await store.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # --- cancellation -----------------------------------------------------------------------------------

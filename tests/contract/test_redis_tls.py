@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from demo.ports import free_port
 from shared.errors import StoreUnavailable
 from tests.contract.backends import RedisBackend
-from tests.contract.test_redis_store import KEY, check_reads, free_port, megabytes
+from tests.contract.test_redis_store import KEY, check_reads, megabytes
 from tests.feature_samples import make_bundle, same_bytes
 from tests.redis_servers import start_server
 

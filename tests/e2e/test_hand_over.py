@@ -11,7 +11,8 @@ import pytest
 import redis
 from PIL import Image, ImageDraw
 
-from demo.pair import Pair, free_port
+from demo.pair import Pair
+from demo.ports import free_port
 from lenspair_client import (
     Answer,
     ClientOptions,

@@ -13,7 +13,8 @@ import pytest
 
 from bench.pair_client import PairClient
 from bench.requests import VerifyRequest, picture
-from demo.pair import Pair, free_port
+from demo.pair import Pair
+from demo.ports import free_port
 
 DEADLINE_SECONDS = 15.0
 CALLERS = 8

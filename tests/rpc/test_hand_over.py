@@ -12,7 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from decoder_service.prompt import PromptBuilder
-from demo.pair import DEMO_CHECKPOINT, free_port
+from demo.pair import DEMO_CHECKPOINT
+from demo.ports import free_port
 from encoder_service.preprocess import ImagePreprocessor
 from shared.checkpoint import open_checkpoint
 from shared.features.key import FeatureKey

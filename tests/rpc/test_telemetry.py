@@ -1,7 +1,6 @@
 """Spans to a collector, metrics over HTTP, and an end that no collector can delay."""
 
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
     TraceServiceServicer,
     add_TraceServiceServicer_to_server,
 )
+
+from demo.ports import free_port
 
 
 @dataclass
@@ -44,13 +45,6 @@ def collector() -> Iterator[Collector]:
     server.start()
     yield servicer
     server.stop(None).wait()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def output_of_process(endpoint: str) -> str:
