@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock proto demo up ask test check format lint types imports check-proto check-unit \
-	verify verify-generated bench-smoke test-faults train evaluate clean
+	verify verify-generated bench-smoke bench-store test-faults train evaluate clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -93,6 +93,9 @@ verify-generated: setup  ## The same on generated checkpoints: dense, untied, Mo
 
 bench-smoke: setup  ## How much encoder and decoder slow each other on this machine
 	$(PY) -m bench.smoke
+
+bench-store: setup  ## The store beside a bare socket and redis-py, and what narrower features lose
+	$(PY) -m bench.store
 
 test-faults: setup  ## Kill, stop, fill and cut everything under steady load; nothing may be lost or wrong
 	$(PY) -m bench.faults
