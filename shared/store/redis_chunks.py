@@ -6,6 +6,7 @@ checksum is taken.
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -15,7 +16,9 @@ from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord
 from shared.store.redis_connection import WrongType, checked_reply
 from shared.store.redis_socket import RedisSocket, bulk
 
-_NO_SUCH_NAME: Final = -2
+NO_SUCH_NAME: Final = -2
+
+_BYTES_AHEAD: Final = 8 * 1024 * 1024
 _PIECE_BYTES: Final = 512 * 1024
 
 
@@ -30,6 +33,7 @@ def write_chunks(held: RedisSocket, names: Sequence[str], chunks: Sequence[memor
     for name, chunk in zip(names, chunks, strict=True):
         head = b"*5\r\n$3\r\nSET\r\n" + bulk(name.encode()) + b"$%d\r\n" % len(chunk)
         held.send(before + head, chunk)
+        held.get_on()
         before = tail
     held.send(before)
     # All replies are read before any is judged: what the server has not yet read of a refused write must
@@ -43,20 +47,24 @@ def read_chunks(
 ) -> int:
     """Receives values into their places, and tells how many milliseconds the manifest lives on.
 
-    -2 when there is no manifest: before the values were read, or any more afterwards.
+    -2 when there is no manifest: before the values were read, or any more afterwards. A few values are asked
+    for ahead, so that the server never waits, and no more, because it copies what was asked for.
 
     Raises:
         IncompleteRecord: a value is gone.
         DamagedRecord: one is not what its place expects.
     """
     left = b"*2\r\n$4\r\nPTTL\r\n" + bulk(manifest_name.encode())
-    gets = [b"*2\r\n$3\r\nGET\r\n" + bulk(name.encode()) for name in names]
-    held.send(b"".join((left, *gets, left)))
-    if _number(held.line()) == _NO_SUCH_NAME:
+    asked = iter([left, *(b"*2\r\n$3\r\nGET\r\n" + bulk(name.encode()) for name in names), left])
+    ahead = 2 + _BYTES_AHEAD // max(len(place.memory) for place in places)
+    held.send(b"".join(islice(asked, ahead)))
+    if _number(held.line()) == NO_SUCH_NAME:
         held.close()  # the values need not be received
-        return _NO_SUCH_NAME
+        return NO_SUCH_NAME
     for place in places:
         _receive(held, place)
+        held.send(next(asked, b""))
+        held.get_on()
     return _number(held.line())
 
 

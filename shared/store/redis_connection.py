@@ -56,7 +56,8 @@ class RedisConnections:
 
         Args:
             url: see shared/store/redis_url.py.
-            timeout_seconds: longest time of one exchange, waiting for a free thread included.
+            timeout_seconds: longest time of one exchange, waiting for a free thread included; in large ones,
+                longest time of each chunk.
             connections: most exchanges at a time, and most connections to one server.
 
         Raises:
@@ -71,7 +72,7 @@ class RedisConnections:
             StoreFull: the server has no memory for one of them.
             StoreUnavailable: no answer within the time-out, or one that says that the server can't serve.
         """
-        return await self.run(name, lambda held: _exchange_commands(held, commands))
+        return await self.run(name, lambda held: exchange_on(held, commands))
 
     async def servers(self) -> list[Address | None]:
         """Every server that holds names, for `round_trip_at`; raises StoreUnavailable."""
@@ -87,7 +88,7 @@ class RedisConnections:
 
         def work(exchange: _Exchange) -> list[Any]:
             with self._connected(exchange, server) as held:
-                return _exchange_commands(held, commands)
+                return exchange_on(held, commands)
 
         return await self._run(work)
 
@@ -112,18 +113,27 @@ class RedisConnections:
     async def _run(self, work: "Callable[[_Exchange], T]") -> T:
         exchange = _Exchange()
         self._exchanges.add(exchange)
-        future = self._threads.submit(self._work_twice, exchange, work)
+        future = asyncio.wrap_future(self._threads.submit(self._work_twice, exchange, work))
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await asyncio.wrap_future(future)
+            await self._wait(exchange, future)
+            return future.result()
         except (RedisError, OSError) as error:  # a TimeoutError is one
             raise StoreUnavailable("the feature store does not answer") from error
         finally:
+            future.cancel()
             exchange.give_up()
             self._exchanges.discard(exchange)
 
+    async def _wait(self, exchange: "_Exchange", future: asyncio.Future[T]) -> None:
+        """Returns when the work is done; raises TimeoutError when it does not get on for the time-out."""
+        while not future.done():
+            left = exchange.got_on_at + self._timeout_seconds - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            await asyncio.wait([future], timeout=left)
+
     def _work_twice(self, exchange: "_Exchange", work: "Callable[[_Exchange], T]") -> T:
-        CONNECTION_WAIT_SECONDS.observe(time.perf_counter() - exchange.began_at)
+        CONNECTION_WAIT_SECONDS.observe(time.monotonic() - exchange.began_at)
         try:
             return work(exchange)
         except (WrongServer, RedisConnectionError, OSError):
@@ -180,10 +190,16 @@ class _Exchange:
     """One exchange under way, which its caller may give up from another thread."""
 
     def __init__(self) -> None:
-        self.began_at = time.perf_counter()
+        self.began_at = time.monotonic()
         self.is_given_up = False
         self._socket: RedisSocket | None = None
         self._lock = threading.Lock()
+
+    @property
+    def got_on_at(self) -> float:
+        """When it began, or when the last large part of it was through."""
+        held = self._socket
+        return self.began_at if held is None else max(self.began_at, held.got_on_at)
 
     @contextmanager
     def using(self, held: RedisSocket) -> Iterator[None]:
@@ -223,5 +239,6 @@ def checked_reply(reply: Any) -> Any:
             return reply
 
 
-def _exchange_commands(held: RedisSocket, commands: Sequence[Command]) -> list[Any]:
+def exchange_on(held: RedisSocket, commands: Sequence[Command]) -> list[Any]:
+    """The checked replies to commands on a connection, for jobs of `RedisConnections.run`."""
     return [checked_reply(reply) for reply in held.round_trip(commands)]

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from shared.errors import StoreFull
 from shared.features.bundle import FeatureBundle
 from shared.features.codec import MAX_MANIFEST_BYTES, EncodedRecord, FeatureCodec
-from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
+from shared.features.damage import DamagedRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest, StoreDtype
 from shared.store import redis_lifetime as lifetime
@@ -29,13 +29,13 @@ from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
 from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_chunks import read_chunks, write_chunks
 from shared.store.redis_connection import RedisConnections, WrongType
+from shared.store.redis_look_up import NO_SUCH_NAME, LookUp, Refresh, decode, look_up
 from shared.store.redis_socket import Command
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
 
 _BATCH_BYTES: Final = 8 * 1024 * 1024
 _STREAMS: Final = 2
-_NO_SUCH_NAME: Final = -2
 
 T = TypeVar("T")
 
@@ -83,24 +83,17 @@ class RedisFeatureStore:
 
     async def look_up(self, key: FeatureKey) -> StoredFeature | None:
         with observed(Operation.LOOK_UP) as operation:
-            found = None
-            held, left_ms = await self._read_manifest(key)
-            if left_ms == _NO_SUCH_NAME:
-                operation.hit_or_miss(None)
-                return None
-            try:
-                manifest = self._decode(key, held)
-            except DamagedRecord as problem:
-                operation.refused(problem)
-                await self._discard(key, held)
-                return None
-            try:
-                found = StoredFeature(manifest, _expiry(await self._check_chunks(manifest, left_ms)))
+            looked = await self._look_up(key, self._refresh_commands)
+            if looked.problem is None:
+                found = self._found(looked)
                 operation.hit_or_miss(found)
-            except UnusableRecord as problem:
-                operation.refused(problem)
-                await self._discard_write(manifest)
-            return found
+                return found
+            operation.refused(looked.problem)
+            if looked.manifest is None:
+                await self._discard(key, looked.held)
+            else:
+                await self._discard_write(looked.manifest)
+            return None
 
     async def fetch(self, manifest: Manifest) -> FeatureBundle | None:
         with observed(Operation.FETCH) as operation:
@@ -131,7 +124,7 @@ class RedisFeatureStore:
             )
             current = None
             with suppress(DamagedRecord):
-                current = self._decode(key, held)
+                current = await asyncio.to_thread(decode, self._codec, key, held)
             removed = [
                 await self._round_trip(key, commands) for commands in lifetime.removal(key, current, members)
             ]
@@ -152,13 +145,8 @@ class RedisFeatureStore:
 
     async def describe(self, key: FeatureKey) -> StoredFeature | None:
         with observed(Operation.DESCRIBE) as operation:
-            found = None
-            held, left_ms = await self._read_manifest(key)
-            with suppress(UnusableRecord):
-                if left_ms != _NO_SUCH_NAME:
-                    manifest = self._decode(key, held)
-                    await self._check_chunks(manifest, self._ttl_ms)  # as if it were new: no refresh
-                    found = StoredFeature(manifest, _expiry(max(0, left_ms)))
+            looked = await self._look_up(key, lambda _manifest, _left_ms: [])
+            found = self._found(looked) if looked.problem is None else None
             operation.hit_or_miss(found)
             return found
 
@@ -172,29 +160,16 @@ class RedisFeatureStore:
     async def close(self) -> None:
         await self._connections.close()
 
-    async def _read_manifest(self, key: FeatureKey) -> tuple[bytes | WrongType, int]:
-        name = manifest_name(key)
-        commands: list[Command] = [("GETRANGE", name, 0, MAX_MANIFEST_BYTES), ("PTTL", name)]
-        held, left_ms = await self._connections.round_trip(name, commands)
-        return held, left_ms
+    async def _look_up(self, key: FeatureKey, refresh: Refresh) -> LookUp:
+        return await self._connections.run(
+            manifest_name(key), lambda socket: look_up(socket, self._codec, key, refresh)
+        )
 
-    def _decode(self, key: FeatureKey, held: bytes | WrongType) -> Manifest:
-        if isinstance(held, WrongType):
-            raise DamagedRecord(DamageCause.WRONG_TYPE)
-        return self._codec.decode_manifest(key, held)
-
-    async def _check_chunks(self, manifest: Manifest, left_ms: int) -> int:
-        """Asks for the size of every chunk, refreshes the record if it is due, and returns what is left."""
-        names = chunk_names(manifest)
-        refresh = self._refresh_commands(manifest, left_ms)
-        replies = await self._round_trip(manifest.key, [*(("STRLEN", name) for name in names), *refresh])
-        sizes = replies[: len(names)]
-        if WrongType.WRONG_TYPE in sizes:
-            raise DamagedRecord(DamageCause.WRONG_TYPE)
-        if 0 in replies:  # a chunk is gone, or was when it was to be refreshed, or the manifest was
-            raise IncompleteRecord
-        manifest.check_chunk_sizes(sizes)
-        return self._ttl_ms if refresh else left_ms
+    def _found(self, looked: LookUp) -> StoredFeature | None:
+        if looked.manifest is None:
+            return None
+        left_ms = self._ttl_ms if looked.is_refreshed else max(0, looked.left_ms)
+        return StoredFeature(looked.manifest, _expiry(left_ms))
 
     async def _read_bundle(self, manifest: Manifest) -> FeatureBundle | None:
         assembly = self._codec.assembly(manifest)
@@ -206,7 +181,7 @@ class RedisFeatureStore:
             return await self._connections.run(name, lambda held: read_chunks(held, name, chunks, places))
 
         left_ms = min(await _few_at_once(read, _batches(manifest)))
-        if left_ms == _NO_SUCH_NAME:  # the manifest is the authority: what was deleted is not served
+        if left_ms == NO_SUCH_NAME:  # the manifest is the authority: what was deleted is not served
             return None
         READ_BYTES.inc(manifest.size_bytes)
         if refresh := self._refresh_commands(manifest, left_ms):
@@ -257,9 +232,9 @@ class RedisFeatureStore:
 
 
 def _batches(manifest: Manifest) -> list[range]:
-    """Ranges of chunks of about 8 MiB: one round trip each, so that its time-out suits its size."""
+    """The chunks in as many ranges as there are streams, each for one exchange."""
     count = len(manifest.chunk_checksums)
-    step = max(1, _BATCH_BYTES // manifest.chunk_bytes)
+    step = -(-count // _STREAMS)
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 

@@ -9,6 +9,7 @@ as the answer to the next question.
 import select
 import socket
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -46,6 +47,11 @@ class RedisSocket:
         self._socket: socket.socket | None = None
         self._received = b""
         self._is_abandoned = False
+        self.got_on_at = 0.0
+
+    def get_on(self) -> None:
+        """Notes that a large part of an exchange is through: the time-out begins anew."""
+        self.got_on_at = time.monotonic()
 
     def begin(self, timeout_seconds: float | None = None) -> None:
         """Makes sure that there is a connection, and that nothing waits in it.

@@ -1,0 +1,76 @@
+"""Looks a record up on one connection: is all of it there, and how long does it live; moves no tensor.
+
+Two exchanges with the server, because the manifest says which chunks to ask for, in one go on one thread:
+parsing a manifest that somebody made as large as can be takes too long for an event loop.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from shared.features.codec import MAX_MANIFEST_BYTES, FeatureCodec
+from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
+from shared.features.key import FeatureKey
+from shared.features.manifest import Manifest
+from shared.store.names import chunk_names, manifest_name
+from shared.store.redis_connection import WrongType, exchange_on
+from shared.store.redis_socket import Command, RedisSocket
+
+NO_SUCH_NAME: Final = -2
+
+# The commands that refresh a record of which so many milliseconds are left.
+Refresh = Callable[[Manifest, int], list[Command]]
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """What was found. `held` is the manifest as it stands in the store.
+
+    `manifest` is None where there is none, or none that can be read; `problem` is why a record that is
+    there can't be used. `is_refreshed` tells that the record has its full time again.
+    """
+
+    held: bytes | WrongType
+    left_ms: int
+    manifest: Manifest | None = None
+    problem: UnusableRecord | None = None
+    is_refreshed: bool = False
+
+
+def look_up(socket: RedisSocket, codec: FeatureCodec, key: FeatureKey, refresh: Refresh) -> LookUp:
+    """The record of a key, refreshed if that is due."""
+    name = manifest_name(key)
+    held, left_ms = exchange_on(socket, [("GETRANGE", name, 0, MAX_MANIFEST_BYTES), ("PTTL", name)])
+    if left_ms == NO_SUCH_NAME:
+        return LookUp(held, left_ms)
+    try:
+        manifest = decode(codec, key, held)
+    except DamagedRecord as damage:
+        return LookUp(held, left_ms, problem=damage)
+    due = refresh(manifest, left_ms)
+    problem = _problem_of_chunks(socket, manifest, due)
+    return LookUp(held, left_ms, manifest, problem, is_refreshed=bool(due))
+
+
+def decode(codec: FeatureCodec, key: FeatureKey, held: bytes | WrongType) -> Manifest:
+    """The manifest that stands in the store; raises DamagedRecord."""
+    if isinstance(held, WrongType):
+        raise DamagedRecord(DamageCause.WRONG_TYPE)
+    return codec.decode_manifest(key, held)
+
+
+def _problem_of_chunks(socket: RedisSocket, manifest: Manifest, due: list[Command]) -> UnusableRecord | None:
+    """Asks for the size of every chunk, and refreshes the record if it is due."""
+    names = chunk_names(manifest)
+    replies = exchange_on(socket, [*(("STRLEN", name) for name in names), *due])
+    sizes = replies[: len(names)]
+    if WrongType.WRONG_TYPE in sizes:
+        return DamagedRecord(DamageCause.WRONG_TYPE)
+    # 0: a chunk is gone, or was when it was to be refreshed, or the manifest was.
+    if 0 in replies:
+        return IncompleteRecord()
+    try:
+        manifest.check_chunk_sizes(sizes)
+    except DamagedRecord as problem:
+        return problem
+    return None
