@@ -46,7 +46,7 @@ def run(
     return load.records, windows
 
 
-def start_pair(stack: ExitStack, store_url: str = "") -> Pair:
+def start_pair(stack: ExitStack, store_url: str = "", *, hand_over: bool = False) -> Pair:
     """Two encoders, two decoders and, without a URL, a store that can be restarted."""
     pair = Pair(
         environment=ENVIRONMENT,
@@ -54,6 +54,7 @@ def start_pair(stack: ExitStack, store_url: str = "") -> Pair:
         store_url=store_url,
         num_encoders=2,
         num_decoders=2,
+        hand_over=hand_over,
     )
     return stack.enter_context(pair)
 
@@ -62,35 +63,38 @@ def main() -> int:
     arguments = _arguments()
     records, windows = [], []
     for some_run in (_run_with_own_store, _run_under_sentinel):
-        more_records, more_windows = some_run(arguments.only or _names(), arguments.seconds)
+        more_records, more_windows = some_run(arguments)
         records += more_records
         windows += more_windows
     print(fault_report.table(records, windows))
-    if not arguments.only:
+    if not (arguments.only or arguments.hand_over):
         fault_report.write(RESULTS, records, windows)
     found = fault_report.problems(records, windows)
     print("\n".join(found) if found else "no request was lost, no answer was wrong")
     return 1 if found else 0
 
 
-def _run_with_own_store(names: Sequence[str], seconds: float) -> tuple[list[Record], list[Window]]:
-    chosen = [fault for fault in fault_kinds.FAULTS if fault.name in names]
-    if not chosen:
+def _run_with_own_store(arguments: argparse.Namespace) -> tuple[list[Record], list[Window]]:
+    chosen = [fault for fault in fault_kinds.FAULTS if fault.name in arguments.only]
+    if not chosen and arguments.only:
         return [], []
     print("starting two encoders and two decoders ...", flush=True)
     with ExitStack() as stack:
-        return run(start_pair(stack), _in_turn(chosen, seconds))
+        pair = start_pair(stack, hand_over=arguments.hand_over)
+        return run(pair, _in_turn(chosen or fault_kinds.FAULTS, arguments.seconds))
 
 
-def _run_under_sentinel(names: Sequence[str], _seconds: float) -> tuple[list[Record], list[Window]]:
+def _run_under_sentinel(arguments: argparse.Namespace) -> tuple[list[Record], list[Window]]:
     """Once only: a master that has died has no other successor."""
-    if not set(names) & set(fault_failover.NAMES):
+    if arguments.only and not set(arguments.only) & set(fault_failover.NAMES):
         return [], []
     print("starting two encoders and two decoders on a store under Sentinel ...", flush=True)
     with ExitStack() as stack:
         servers = stack.enter_context(SentinelStore())
-        chosen = [fault for fault in fault_failover.faults(servers) if fault.name in names]
-        return run(start_pair(stack, servers.url), _in_turn(chosen, 0))
+        faults = fault_failover.faults(servers)
+        chosen = [fault for fault in faults if fault.name in arguments.only]
+        pair = start_pair(stack, servers.url, hand_over=arguments.hand_over)
+        return run(pair, _in_turn(chosen or faults, 0))
 
 
 def _in_turn(faults: Sequence[Fault], seconds: float) -> Iterator[Fault]:
@@ -122,7 +126,17 @@ def _arguments() -> argparse.Namespace:
         help="go through the faults again until so much time has passed (default: each once, some minutes)",
     )
     parser.add_argument(
-        "--only", action="append", choices=_names(), metavar="FAULT", help="one of: %(choices)s; repeatable"
+        "--only",
+        action="append",
+        default=[],
+        choices=_names(),
+        metavar="FAULT",
+        help="one of: %(choices)s; repeatable",
+    )
+    parser.add_argument(
+        "--hand-over",
+        action="store_true",
+        help="encoders keep what the store does not take, and decoders fetch it from them",
     )
     return parser.parse_args()
 
