@@ -30,7 +30,7 @@ from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_chunks import read_chunks, write_chunks
 from shared.store.redis_connection import RedisConnections, WrongType
 from shared.store.redis_look_up import NO_SUCH_NAME, LookUp, Refresh, decode, look_up
-from shared.store.redis_socket import Command
+from shared.store.redis_socket import Command, RedisSocket
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
 
@@ -177,8 +177,12 @@ class RedisFeatureStore:
 
         async def read(batch: range) -> int:
             chunks = [names[index] for index in batch]
-            places = [assembly.place(index) for index in batch]
-            return await self._connections.run(name, lambda held: read_chunks(held, name, chunks, places))
+
+            def job(held: RedisSocket) -> int:
+                # A repeated job begins with new places: nothing that the first attempt saw counts.
+                return read_chunks(held, name, chunks, [assembly.place(index) for index in batch])
+
+            return await self._connections.run(name, job)
 
         left_ms = min(await _few_at_once(read, _batches(manifest)))
         if left_ms == NO_SUCH_NAME:  # the manifest is the authority: what was deleted is not served
