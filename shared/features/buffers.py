@@ -12,6 +12,7 @@ directly. So the memory below is a mapping of its own and no array.
 import mmap
 import weakref
 from collections import defaultdict
+from contextlib import suppress
 from threading import RLock
 from typing import Any, Final
 
@@ -69,5 +70,6 @@ def _rounded(size: int) -> int:
 
 def _new_memory(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
