@@ -35,8 +35,11 @@ def register_name(key: FeatureKey) -> str:
 
 
 def manifest_pattern(tenant: str) -> str:
-    """What the names of all manifests of a tenant match; a tenant's key part holds no special character."""
-    return f"lenspair:{{{tenant}.*}}:m"
+    """What the names of all manifests of a tenant match; a tenant's key part holds no special character.
+
+    Names of another length, which may be megabytes, do not match.
+    """
+    return f"lenspair:{{{tenant}.{'?' * 64}.{'?' * 64}}}:m"
 
 
 def key_of_manifest(name: str) -> FeatureKey | None:

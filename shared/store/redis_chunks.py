@@ -7,14 +7,12 @@ checksum is taken.
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Final
-
-from redis.exceptions import ResponseError
+from typing import Final
 
 from shared.features.assembly import ChunkPlace
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord
 from shared.store.redis_connection import WrongType, checked_reply
-from shared.store.redis_socket import RedisSocket, bulk
+from shared.store.redis_socket import ErrorReply, RedisSocket, bulk, number
 
 NO_SUCH_NAME: Final = -2
 
@@ -58,14 +56,14 @@ def read_chunks(
     asked = iter([left, *(b"*2\r\n$3\r\nGET\r\n" + bulk(name.encode()) for name in names), left])
     ahead = 2 + _BYTES_AHEAD // max(len(place.memory) for place in places)
     held.send(b"".join(islice(asked, ahead)))
-    if _number(held.line()) == NO_SUCH_NAME:
+    if number(checked_reply(held.line())) == NO_SUCH_NAME:
         held.close()  # the values need not be received
         return NO_SUCH_NAME
     for place in places:
         _receive(held, place)
         held.send(next(asked, b""))
         held.get_on()
-    return _number(held.line())
+    return number(checked_reply(held.line()))
 
 
 def _receive(held: RedisSocket, place: ChunkPlace) -> None:
@@ -75,11 +73,11 @@ def _receive(held: RedisSocket, place: ChunkPlace) -> None:
         end = min(start + _PIECE_BYTES, len(memory))
         held.fill(memory[start:end])
         place.received(end)
-    held.line()
+    held.end_of_string()
     place.close()
 
 
-def _check_size(reply: bytes | ResponseError, size: int) -> None:
+def _check_size(reply: bytes | ErrorReply, size: int) -> None:
     match checked_reply(reply):
         case WrongType.WRONG_TYPE:
             raise DamagedRecord(DamageCause.WRONG_TYPE)
@@ -87,7 +85,3 @@ def _check_size(reply: bytes | ResponseError, size: int) -> None:
             raise IncompleteRecord
         case header if header != b"$%d" % size:
             raise DamagedRecord(DamageCause.LENGTH)
-
-
-def _number(reply: Any) -> int:
-    return int(checked_reply(reply)[1:])

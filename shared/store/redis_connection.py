@@ -14,16 +14,28 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import MovedError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from shared.errors import StoreFull, StoreUnavailable
 from shared.store.metrics import CONNECTION_WAIT_SECONDS
 from shared.store.redis_servers import ClusterServers, OnlyServer, SentinelServers, Servers
-from shared.store.redis_socket import Command, RedisSocket
+from shared.store.redis_socket import Argument, Command, ErrorReply, RedisSocket
 from shared.store.redis_url import Address, StoreKind, StoreUrl, parse_store_url
+
+# What replies are; those of scripts are for their readers to check.
+_REPLIES: Final[dict[Argument, type]] = {
+    "GETRANGE": bytes,
+    "INFO": bytes,
+    "PEXPIRE": int,
+    "PTTL": int,
+    "SCAN": list,
+    "SET": bytes,
+    "STRLEN": int,
+    "UNLINK": int,
+}
 
 T = TypeVar("T")
 Job = Callable[[RedisSocket], T]
@@ -36,7 +48,7 @@ class WrongType(Enum):
 
 
 class WrongServer(RedisError):
-    """The server does not hold the name (any more): it became a replica, or a slot has moved."""
+    """The server can't serve the name (any more): it became a replica, a slot has moved, or it loads."""
 
 
 class RedisConnections:
@@ -48,7 +60,9 @@ class RedisConnections:
         self._servers = self._open_servers(url)
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="store")
         self._own = threading.local()
+        self._sockets_of_threads: list[dict[Address | None, RedisSocket]] = []
         self._exchanges: set[_Exchange] = set()
+        self._is_closed = False
 
     @classmethod
     def open(cls, url: str, *, timeout_seconds: float, connections: int) -> Self:
@@ -105,12 +119,18 @@ class RedisConnections:
         return await self._run(work)
 
     async def close(self) -> None:
-        """Closes all connections; exchanges that are under way end as unavailable."""
+        """Closes all connections; exchanges that are under way or wait in line end as unavailable."""
+        self._is_closed = True
         for exchange in tuple(self._exchanges):
             exchange.give_up()
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        await asyncio.to_thread(self._threads.shutdown)
+        for sockets in self._sockets_of_threads:
+            for held in sockets.values():
+                held.close()
 
     async def _run(self, work: "Callable[[_Exchange], T]") -> T:
+        if self._is_closed:
+            raise StoreUnavailable("the feature store is closed")
         exchange = _Exchange()
         self._exchanges.add(exchange)
         future = asyncio.wrap_future(self._threads.submit(self._work_twice, exchange, work))
@@ -127,19 +147,24 @@ class RedisConnections:
     async def _wait(self, exchange: "_Exchange", future: asyncio.Future[T]) -> None:
         """Returns when the work is done; raises TimeoutError when it does not get on for the time-out."""
         while not future.done():
-            left = exchange.got_on_at + self._timeout_seconds - time.monotonic()
+            left = self._seconds_left(exchange)
             if left <= 0:
                 raise TimeoutError
             await asyncio.wait([future], timeout=left)
 
+    def _seconds_left(self, exchange: "_Exchange") -> float:
+        return exchange.got_on_at + self._timeout_seconds - time.monotonic()
+
     def _work_twice(self, exchange: "_Exchange", work: "Callable[[_Exchange], T]") -> T:
         CONNECTION_WAIT_SECONDS.observe(time.monotonic() - exchange.began_at)
         try:
+            exchange.check()
             return work(exchange)
-        except (WrongServer, RedisConnectionError, OSError):
-            if exchange.is_given_up:
-                raise
-            self._servers.look_again()
+        except (RedisError, OSError):
+            # A server that keeps silent may have a successor; that a caller went away means nothing.
+            if not exchange.is_given_up or self._seconds_left(exchange) <= 0:
+                self._servers.look_again()
+            exchange.check()
             return work(exchange)
 
     @contextmanager
@@ -147,7 +172,9 @@ class RedisConnections:
         """This thread's connection to a server; closed when the block fails in any way."""
         sockets = self._own_sockets()
         if server not in sockets:
-            sockets[server] = self._new_socket(server)
+            for other in [other for other, held in sockets.items() if not held.is_quiet()]:
+                sockets.pop(other).close()  # of a server that is gone, perhaps for good
+            sockets[server] = self._new_socket(server, self._timeout_seconds)
         held = sockets[server]
         try:
             with exchange.using(held):
@@ -161,12 +188,13 @@ class RedisConnections:
     def _own_sockets(self) -> dict[Address | None, RedisSocket]:
         if not hasattr(self._own, "sockets"):
             self._own.sockets = {}
+            self._sockets_of_threads.append(self._own.sockets)
         sockets: dict[Address | None, RedisSocket] = self._own.sockets
         return sockets
 
-    def _new_socket(self, server: Address | None) -> RedisSocket:
+    def _new_socket(self, server: Address | None, timeout_seconds: float) -> RedisSocket:
         where = {} if server is None else {"host": server[0], "port": server[1]}
-        return RedisSocket({**self._options, **where}, self._timeout_seconds)
+        return RedisSocket({**self._options, **where}, timeout_seconds)
 
     def _open_servers(self, url: StoreUrl) -> Servers:
         match url.kind:
@@ -178,9 +206,11 @@ class RedisConnections:
                 return ClusterServers(url, self._ask_for_slots)
 
     def _ask_for_slots(self, server: Address) -> Any:
-        held = self._new_socket(server)
+        # Half of the time, so that another node can be asked when this one keeps silent.
+        timeout_seconds = self._timeout_seconds / 2
+        held = self._new_socket(server, timeout_seconds)
         try:
-            held.begin(self._timeout_seconds)
+            held.begin(timeout_seconds)
             return checked_reply(held.round_trip([("CLUSTER", "SLOTS")])[0])
         finally:
             held.close()
@@ -190,28 +220,35 @@ class _Exchange:
     """One exchange under way, which its caller may give up from another thread."""
 
     def __init__(self) -> None:
-        self.began_at = time.monotonic()
         self.is_given_up = False
+        self.began_at = self._got_on_at = time.monotonic()
         self._socket: RedisSocket | None = None
         self._lock = threading.Lock()
 
     @property
     def got_on_at(self) -> float:
-        """When it began, or when the last large part of it was through."""
-        held = self._socket
-        return self.began_at if held is None else max(self.began_at, held.got_on_at)
+        """When it began, or when the last large part of it was through, in whichever attempt."""
+        if (held := self._socket) is not None:
+            self._got_on_at = max(self._got_on_at, held.got_on_at)
+        return self._got_on_at
+
+    def check(self) -> None:
+        """Raises redis.ConnectionError when nobody waits for it any more."""
+        if self.is_given_up:
+            raise RedisConnectionError("the exchange was given up")
 
     @contextmanager
     def using(self, held: RedisSocket) -> Iterator[None]:
         with self._lock:
-            if self.is_given_up:
-                raise RedisConnectionError("the exchange was given up")
+            self.check()
             self._socket = held
         try:
             yield
         finally:
             with self._lock:
+                self._got_on_at = max(self._got_on_at, held.got_on_at)
                 self._socket = None
+        self.check()  # a connection that was shut down must not be kept
 
     def give_up(self) -> None:
         with self._lock:
@@ -226,19 +263,32 @@ def checked_reply(reply: Any) -> Any:
     Raises:
         StoreFull, StoreUnavailable, WrongServer: it is.
     """
-    match reply:
-        case MovedError() | ReadOnlyError():
+    if not isinstance(reply, ErrorReply):
+        return reply
+    match reply.code:
+        case b"MOVED" | b"READONLY" | b"LOADING" | b"MASTERDOWN" | b"CLUSTERDOWN":
             raise WrongServer from reply
-        case OutOfMemoryError():
+        case b"OOM":
             raise StoreFull("the feature store is full") from reply
-        case ResponseError() if str(reply).startswith(WrongType.WRONG_TYPE.value):
+        case b"WRONGTYPE":
             return WrongType.WRONG_TYPE
-        case ResponseError():
-            raise StoreUnavailable("the feature store refused a command") from reply
         case _:
-            return reply
+            raise StoreUnavailable("the feature store refused a command") from reply
+
+
+def expected(reply: Any, kind: type[T]) -> T:
+    """The reply, if it is of this kind; raises StoreUnavailable where the server broke the protocol."""
+    if not isinstance(reply, kind):
+        raise StoreUnavailable("the feature store broke the protocol")
+    return reply
 
 
 def exchange_on(held: RedisSocket, commands: Sequence[Command]) -> list[Any]:
     """The checked replies to commands on a connection, for jobs of `RedisConnections.run`."""
-    return [checked_reply(reply) for reply in held.round_trip(commands)]
+    replies = zip(commands, held.round_trip(commands), strict=True)
+    return [_of_its_kind(command, checked_reply(reply)) for command, reply in replies]
+
+
+def _of_its_kind(command: Command, reply: Any) -> Any:
+    kind = _REPLIES.get(command[0])
+    return reply if kind is None or isinstance(reply, WrongType) else expected(reply, kind)

@@ -34,7 +34,6 @@ from shared.store.redis_socket import Command, RedisSocket
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
 
-_BATCH_BYTES: Final = 8 * 1024 * 1024
 _STREAMS: Final = 2
 
 T = TypeVar("T")
@@ -119,9 +118,10 @@ class RedisFeatureStore:
 
     async def delete(self, key: FeatureKey) -> bool:
         with observed(Operation.DELETE):
-            held, members = await self._round_trip(
+            held, register = await self._round_trip(
                 key, [("GETRANGE", manifest_name(key), 0, MAX_MANIFEST_BYTES), lifetime.read_register(key)]
             )
+            members = lifetime.members(register)
             current = None
             with suppress(DamagedRecord):
                 current = await asyncio.to_thread(decode, self._codec, key, held)
@@ -138,7 +138,8 @@ class RedisFeatureStore:
                 if found is None:
                     break
                 keep = lifetime.keep(found.manifest, lifetime.milliseconds(seconds))
-                (left_ms,) = await self._round_trip(key, [keep])
+                (reply,) = await self._round_trip(key, [keep])
+                left_ms = lifetime.time_left(reply)
             kept = _expiry(left_ms) if left_ms > lifetime.PART_IS_GONE else None
             operation.hit_or_miss(kept)
             return kept
@@ -168,8 +169,7 @@ class RedisFeatureStore:
     def _found(self, looked: LookUp) -> StoredFeature | None:
         if looked.manifest is None:
             return None
-        left_ms = self._ttl_ms if looked.is_refreshed else max(0, looked.left_ms)
-        return StoredFeature(looked.manifest, _expiry(left_ms))
+        return StoredFeature(looked.manifest, _expiry(max(0, looked.left_ms)))
 
     async def _read_bundle(self, manifest: Manifest) -> FeatureBundle | None:
         assembly = self._codec.assembly(manifest)
@@ -190,7 +190,7 @@ class RedisFeatureStore:
         READ_BYTES.inc(manifest.size_bytes)
         if refresh := self._refresh_commands(manifest, left_ms):
             await self._round_trip(manifest.key, refresh)
-        return assembly.finish()
+        return await asyncio.to_thread(assembly.finish)  # fp8 is converted there
 
     async def _write(self, key: FeatureKey, record: EncodedRecord) -> None:
         # A second try, because servers that evict by sampling may well take the newest values.

@@ -15,13 +15,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from shared.features.codec import MAX_MANIFEST_BYTES
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import chunk_names, manifest_name, names_of_write, register_name
-from shared.store.redis_connection import WrongType
+from shared.store.redis_connection import WrongType, expected
 from shared.store.redis_socket import Command
 
 # What `keep` replies in place of the time that is left.
@@ -31,6 +31,7 @@ OVERWRITTEN: Final = -1
 # More chunks fit into no manifest: each has a checksum of 16 bytes there.
 _MAX_CHUNKS: Final = MAX_MANIFEST_BYTES // 16
 _NAMES_AT_ONCE: Final = 1000
+_MAX_WRITES: Final = 10_000
 _MEMBER: Final = re.compile(rb"([0-9a-f]{32}):([0-9]{1,5})")
 
 # A full server refuses ZADD, but not in a script that has begun to write: reads must go on there.
@@ -62,14 +63,16 @@ end
 register(KEYS[2], ARGV[1] .. ':' .. (#KEYS - 2), ttl)
 return redis.call('PTTL', KEYS[1])
 """
-# Whatever is not of ours goes at once: it could be half a gigabyte, and must not be pulled in.
-_READ: Final = """
-local writes = redis.pcall('ZRANGE', KEYS[1], 0, -1)
-if writes.err then
+# Whatever is not of ours goes at once: it could be half a gigabyte, and must not be pulled in. So goes a
+# register of more writes than a key ever sees: the server does nothing else while a script runs.
+_READ: Final = f"""
+local count = redis.pcall('ZCARD', KEYS[1])
+if type(count) ~= 'number' or count > {_MAX_WRITES} then
   redis.call('UNLINK', KEYS[1])
-  return {}
+  return {{}}
 end
-local ours = {}
+local writes = redis.call('ZRANGE', KEYS[1], 0, -1)
+local ours = {{}}
 for _, write in ipairs(writes) do
   if #write <= 38 then ours[#ours + 1] = write else redis.call('ZREM', KEYS[1], write) end
 end
@@ -77,14 +80,18 @@ return ours
 """
 
 
-# Deletes a refused record, but not one that somebody else has written in its place meanwhile: the
-# manifest goes only if it holds ARGV[1], which is its write id, or all of it where it can't be read.
+# Both delete what was refused, but not what somebody else has written in its place meanwhile: the manifest
+# goes only if it still is all that was read, or has the write id.
 _DISCARD: Final = f"""
 local held = redis.pcall('GETRANGE', KEYS[1], 0, {MAX_MANIFEST_BYTES})
-if type(held) ~= 'string' or held == '' or string.find(held, ARGV[1], 1, true) then
-  redis.call('UNLINK', KEYS[1])
-end
+if type(held) ~= 'string' or held == ARGV[1] then redis.call('UNLINK', KEYS[1]) end
+return 1
+"""
+_DISCARD_WRITE: Final = f"""
+local held = redis.pcall('GETRANGE', KEYS[1], 0, {MAX_MANIFEST_BYTES})
+if type(held) ~= 'string' or string.find(held, ARGV[1], 1, true) then redis.call('UNLINK', KEYS[1]) end
 for i = 2, #KEYS do redis.call('UNLINK', KEYS[i]) end
+return 1
 """
 
 
@@ -103,17 +110,21 @@ def keep(manifest: Manifest, ttl_ms: int) -> Command:
     return ("EVAL", _KEEP, len(names), *names, manifest.write_id, ttl_ms)
 
 
+def time_left(reply: Any) -> int:
+    """The reply to `keep`."""
+    return expected(reply, int)
+
+
 def discard(key: FeatureKey, held: bytes | WrongType) -> Command:
     """Deletes a manifest that can't be used, if it still is the one that was read."""
-    mark = "held no bytes" if isinstance(held, WrongType) else held
-    return ("EVAL", _DISCARD, 1, manifest_name(key), mark)
+    return ("EVAL", _DISCARD, 1, manifest_name(key), b"" if isinstance(held, WrongType) else held)
 
 
 def discard_write(manifest: Manifest) -> list[Command]:
     """Deletes a write that can't be used, and its manifest if it still is the one of this write."""
     names = [manifest_name(manifest.key), *chunk_names(manifest)]
     return [
-        ("EVAL", _DISCARD, len(names), *names, manifest.write_id),
+        ("EVAL", _DISCARD_WRITE, len(names), *names, manifest.write_id),
         ("ZREM", register_name(manifest.key), _member(manifest)),
     ]
 
@@ -121,6 +132,11 @@ def discard_write(manifest: Manifest) -> list[Command]:
 def read_register(key: FeatureKey) -> Command:
     """Replies the members of the register, for `removal`."""
     return ("EVAL", _READ, 1, register_name(key))
+
+
+def members(reply: Any) -> list[bytes]:
+    """The reply to `read_register`."""
+    return [expected(member, bytes) for member in expected(reply, list)]
 
 
 def removal(key: FeatureKey, current: Manifest | None, members: Sequence[bytes]) -> Iterator[list[Command]]:

@@ -6,12 +6,13 @@ parsing a manifest that somebody made as large as can be takes too long for an e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from shared.features.codec import MAX_MANIFEST_BYTES, FeatureCodec
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
+from shared.store import redis_lifetime as lifetime
 from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_connection import WrongType, exchange_on
 from shared.store.redis_socket import Command, RedisSocket
@@ -26,15 +27,14 @@ Refresh = Callable[[Manifest, int], list[Command]]
 class LookUp:
     """What was found. `held` is the manifest as it stands in the store.
 
-    `manifest` is None where there is none, or none that can be read; `problem` is why a record that is
-    there can't be used. `is_refreshed` tells that the record has its full time again.
+    `left_ms` is the time that the record lives on, refreshed if that was due. `manifest` is None where there
+    is none, or none that can be read; `problem` is why a record that is there can't be used.
     """
 
     held: bytes | WrongType
     left_ms: int
     manifest: Manifest | None = None
     problem: UnusableRecord | None = None
-    is_refreshed: bool = False
 
 
 def look_up(socket: RedisSocket, codec: FeatureCodec, key: FeatureKey, refresh: Refresh) -> LookUp:
@@ -47,9 +47,13 @@ def look_up(socket: RedisSocket, codec: FeatureCodec, key: FeatureKey, refresh: 
         manifest = decode(codec, key, held)
     except DamagedRecord as damage:
         return LookUp(held, left_ms, problem=damage)
+    names = chunk_names(manifest)
     due = refresh(manifest, left_ms)
-    problem = _problem_of_chunks(socket, manifest, due)
-    return LookUp(held, left_ms, manifest, problem, is_refreshed=bool(due))
+    replies = exchange_on(socket, [*(("STRLEN", name) for name in names), *due])
+    problem = _problem_of_chunks(manifest, replies)
+    # What was overwritten meanwhile was not refreshed, and lives no longer than it did.
+    left_ms = max(left_ms, *(lifetime.time_left(reply) for reply in replies[len(names) :]), 0)
+    return LookUp(held, left_ms, manifest, problem)
 
 
 def decode(codec: FeatureCodec, key: FeatureKey, held: bytes | WrongType) -> Manifest:
@@ -59,11 +63,8 @@ def decode(codec: FeatureCodec, key: FeatureKey, held: bytes | WrongType) -> Man
     return codec.decode_manifest(key, held)
 
 
-def _problem_of_chunks(socket: RedisSocket, manifest: Manifest, due: list[Command]) -> UnusableRecord | None:
-    """Asks for the size of every chunk, and refreshes the record if it is due."""
-    names = chunk_names(manifest)
-    replies = exchange_on(socket, [*(("STRLEN", name) for name in names), *due])
-    sizes = replies[: len(names)]
+def _problem_of_chunks(manifest: Manifest, replies: list[Any]) -> UnusableRecord | None:
+    sizes = replies[: len(manifest.chunk_checksums)]
     if WrongType.WRONG_TYPE in sizes:
         return DamagedRecord(DamageCause.WRONG_TYPE)
     # 0: a chunk is gone, or was when it was to be refreshed, or the manifest was.

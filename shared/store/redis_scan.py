@@ -13,7 +13,7 @@ from shared.features.damage import DamagedRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import key_of_manifest, manifest_name, manifest_pattern
-from shared.store.redis_connection import RedisConnections, WrongType
+from shared.store.redis_connection import RedisConnections, WrongType, expected
 from shared.store.redis_socket import Command
 from shared.store.survey import StoreMemory, Survey
 
@@ -22,6 +22,7 @@ _STEP: Final = 500
 # A manifest is some hundred bytes; a hostile one is a megabyte, and so many of them fit into memory.
 _MANIFESTS_AT_ONCE: Final = 32
 _NO_SUCH_NAME: Final = -2
+_MOST_DIGITS: Final = 20
 _REPORT: Final[Command] = ("INFO", "memory")
 
 # Sends commands to one server.
@@ -56,9 +57,13 @@ async def _keys(ask: Ask, tenant: str) -> AsyncIterator[list[FeatureKey]]:
 async def _names(ask: Ask, pattern: str) -> AsyncIterator[list[bytes]]:
     cursor: bytes | int = 0
     while True:
-        ((cursor, names),) = await ask([("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)])
-        yield names
-        if int(cursor) == 0:
+        (reply,) = await ask([("SCAN", cursor, "MATCH", pattern, "COUNT", _STEP)])
+        match reply:
+            case [bytes(cursor), [*names]] if cursor.isdigit():
+                yield [expected(name, bytes) for name in names]
+            case _:
+                raise StoreUnavailable("the feature store broke the protocol")
+        if not cursor.strip(b"0"):
             return
 
 
@@ -106,4 +111,4 @@ async def _memory(connections: RedisConnections) -> StoreMemory | None:
 
 def _values(report: bytes) -> dict[bytes, int]:
     lines = (line.partition(b":") for line in report.splitlines())
-    return {name: int(value) for name, _, value in lines if value.isdigit()}
+    return {name: int(value) for name, _, value in lines if value.isdigit() and len(value) < _MOST_DIGITS}

@@ -4,18 +4,22 @@ The answers are found out by blocking calls, each bounded by a time-out, and rem
 what is stored.
 """
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, Protocol
 
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from shared.errors import StoreUnavailable
 from shared.store.redis_url import Address, StoreUrl
 
 # A fail-over that left connections open is noticed this much later at the most.
@@ -62,43 +66,47 @@ class SentinelServers:
     """
 
     def __init__(self, url: StoreUrl, timeout_seconds: float) -> None:
+        # The sentinels that keep silent leave half of the time to the exchange itself.
+        share_seconds = timeout_seconds / 2 / len(url.addresses)
         self._master_name = url.master_name
         self._sentinel = Sentinel(
             url.addresses,
             sentinel_kwargs={
                 **url.sentinel_options,
-                "socket_timeout": timeout_seconds,
-                "socket_connect_timeout": timeout_seconds,
+                "socket_timeout": share_seconds,
+                "socket_connect_timeout": share_seconds,
                 "retry": Retry(NoBackoff(), 0),
                 "protocol": 2,
             },
         )
         self._lock = Lock()
         self._master: Address | None = None
-        self._asked_at = 0.0
+        self._asked_at = -math.inf
 
     def server_of(self, name: str) -> Address:
-        with self._lock:
-            if self._master is None or time.monotonic() - self._asked_at > _SENTINEL_ANSWER_SECONDS:
-                self._ask()
-            assert self._master is not None
-            return self._master
+        # One thread asks, and the others go on with what is known.
+        if self._lock.acquire(blocking=self._master is None):
+            try:
+                if self._master is None or time.monotonic() - self._asked_at > _SENTINEL_ANSWER_SECONDS:
+                    self._ask()
+            finally:
+                self._lock.release()
+        if self._master is None:
+            raise RedisConnectionError("no sentinel names the master")
+        return self._master
 
     def all(self) -> list[Address | None]:
         return [self.server_of("")]
 
     def look_again(self) -> None:
-        with self._lock:
-            self._master = None
+        self._asked_at = -math.inf
 
     def _ask(self) -> None:
-        try:
+        self._asked_at = time.monotonic()
+        # What sentinels say may be anything; the last known master is used then.
+        with suppress(RedisError, OSError, ValueError, TypeError, LookupError):
             host, port = self._sentinel.discover_master(self._master_name)
             self._master = (host, port)
-        except RedisConnectionError:
-            if self._master is None:
-                raise
-        self._asked_at = time.monotonic()
 
 
 class ClusterServers:
@@ -133,16 +141,17 @@ class ClusterServers:
         with self._lock:
             if not self._slots:
                 self._slots = self._find_slots()
-                self._known = list(dict.fromkeys(address for _, _, address in self._slots))
             return self._slots
 
     def _find_slots(self) -> Slots:
         failure: Exception = RedisConnectionError("the cluster has no node that answers")
-        for address in dict.fromkeys((*self._known, *self._seeds)):
+        for asked in dict.fromkeys((*self._known, *self._seeds)):
             try:
-                if slots := _slots_of(self._ask(address), address):
+                if slots := _slots_of(self._ask(asked), asked):
+                    # Next time, who has answered is asked first, and not who may keep silent for good.
+                    self._known = list(dict.fromkeys((asked, *(address for _, _, address in slots))))
                     return slots
-            except (RedisConnectionError, OSError) as error:
+            except (RedisError, StoreUnavailable, OSError) as error:
                 failure = error
         raise failure
 
@@ -152,8 +161,11 @@ def _slots_of(reply: Any, asked: Address) -> Slots:
 
     A node may leave out its host: it is the one that was asked.
     """
-    slots = [
-        (first, last, (master[0].decode() if master[0] else asked[0], master[1]))
-        for first, last, master, *_ in reply
-    ]
+    try:
+        slots = [
+            (int(first), int(last), (master[0].decode() if master[0] else asked[0], int(master[1])))
+            for first, last, master, *_ in reply
+        ]
+    except (ValueError, TypeError, LookupError, AttributeError):
+        raise RedisConnectionError("the store broke the protocol") from None
     return sorted(slots)

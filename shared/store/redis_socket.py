@@ -1,9 +1,9 @@
 """One blocking connection to a Redis server, used by one thread at a time; knows nothing of what is stored.
 
-redis-py makes the connection (TLS, user and password, database) and speaks for small commands. Megabytes
-go past it: they are sent from the memory that they lie in, and received into the memory that they are
-wanted in. An exchange that fails in any way closes the connection, since what is left in it would be read
-as the answer to the next question.
+redis-py makes the connection (TLS, user and password, database). Replies are read here, so that no byte of
+one is ever left behind unseen. Megabytes are sent from the memory that they lie in, and received into the
+memory that they are wanted in. An exchange that fails in any way closes the connection, since what is left
+in it would be read as the answer to the next question.
 """
 
 import select
@@ -14,18 +14,26 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from redis._parsers import BaseParser
 from redis.backoff import NoBackoff
 from redis.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 from redis.retry import Retry
 
-_HEALTH_CHECK_SECONDS: Final = 15
 _LINE_BYTES: Final = 512
+# What small commands ask for is shorter: manifests end at 1 MiB.
+_STRING_BYTES: Final = 2 * 1024 * 1024
+_MOST_NESTED: Final = 8
 
 Argument = str | bytes | int | memoryview
 Command = tuple[Argument, ...]
+
+
+class ErrorReply(Exception):
+    """An error that a server replied, by its first word, as MOVED or OOM."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(text.decode(errors="replace"))
+        self.code = text.partition(b" ")[0]
 
 
 class RedisSocket:
@@ -38,7 +46,6 @@ class RedisSocket:
             **arguments,
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
-            health_check_interval=_HEALTH_CHECK_SECONDS,
             retry=Retry(NoBackoff(), 0),
             decode_responses=False,
             protocol=2,
@@ -61,16 +68,24 @@ class RedisSocket:
         Raises:
             redis.RedisError, OSError: no connection can be made.
         """
-        if self._socket is not None and not (self._received == b"" and _is_quiet(self._socket)):
+        if not self.is_quiet():
             self.close()
         if self._socket is None:
-            self._connection.connect()
-            self._socket = self._connection._sock
-            assert self._socket is not None
+            self._socket = self._connect()
             self._socket.settimeout(timeout_seconds)
-        self._connection.check_health()
+        # Whoever gave it up while it was connecting found nothing to shut down.
         if self._is_abandoned:
             raise RedisConnectionError("the exchange was given up")
+
+    def is_quiet(self) -> bool:
+        """False when the server has closed it, or when bytes that nobody asked for wait in it."""
+        if self._socket is None:
+            return True
+        if self._received or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
 
     def abandon(self) -> None:
         """Ends what another thread does with it; that thread then sees a broken connection."""
@@ -88,8 +103,8 @@ class RedisSocket:
 
     def round_trip(self, commands: Sequence[Command]) -> list[Any]:
         """Sends commands together and reads their replies; error replies are among these."""
-        self._connection.send_packed_command(self._connection.pack_commands(commands))
-        return [self._read() for _ in commands]
+        self.send(*self._connection.pack_commands(commands))
+        return [self._reply() for _ in commands]
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Sends bytes as they are."""
@@ -97,7 +112,7 @@ class RedisSocket:
         for part in parts:
             self._socket.sendall(part)
 
-    def line(self) -> bytes | ResponseError:
+    def line(self) -> bytes | ErrorReply:
         """The next line, as a reply begins with one; an error reply as what it says."""
         assert self._socket is not None
         while b"\r\n" not in self._received:
@@ -106,7 +121,12 @@ class RedisSocket:
                 raise RedisConnectionError("the store closed the connection, or sent no reply")
             self._received += data
         line, self._received = self._received.split(b"\r\n", 1)
-        return BaseParser.parse_error(line[1:].decode()) if line[:1] == b"-" else line
+        return ErrorReply(line[1:]) if line[:1] == b"-" else line
+
+    def end_of_string(self) -> None:
+        """What follows the bytes of a string."""
+        if self.line() != b"":
+            raise RedisConnectionError("the store broke the protocol")
 
     def fill(self, memory: memoryview) -> None:
         """Receives as many bytes as the memory holds."""
@@ -122,20 +142,50 @@ class RedisSocket:
                 raise RedisConnectionError("the store closed the connection")
             held += count
 
-    def _read(self) -> Any:
+    def _connect(self) -> socket.socket:
         try:
-            return self._connection.read_response(disable_decoding=True)
-        except ResponseError as error:
-            return error
+            self._connection.connect()
+        except ValueError as error:  # a host that can't be one, or a reply that is none
+            raise RedisConnectionError("the store can't be connected to") from error
+        connected = self._connection._sock
+        assert connected is not None
+        return connected
+
+    def _reply(self, depth: int = 0) -> Any:
+        line = self.line()
+        if isinstance(line, ErrorReply):
+            return line
+        match line[:1]:
+            case b"+":
+                return line[1:]
+            case b":":
+                return number(line)
+            case b"$":
+                return self._string(number(line))
+            case b"*" if depth < _MOST_NESTED:
+                count = number(line)
+                return None if count < 0 else [self._reply(depth + 1) for _ in range(count)]
+        raise RedisConnectionError("the store broke the protocol")
+
+    def _string(self, size: int) -> bytes | None:
+        if size > _STRING_BYTES:
+            raise RedisConnectionError("the store sent more than was asked for")
+        if size < 0:
+            return None
+        value = bytearray(size)
+        self.fill(memoryview(value))
+        self.end_of_string()
+        return bytes(value)
+
+
+def number(line: bytes) -> int:
+    """The number in the first line of a reply; raises redis.ConnectionError where there is none."""
+    try:
+        return int(line[1:])
+    except ValueError:
+        raise RedisConnectionError("the store broke the protocol") from None
 
 
 def bulk(value: bytes) -> bytes:
     """An argument of a command as it is sent."""
     return b"$%d\r\n%b\r\n" % (len(value), value)
-
-
-def _is_quiet(held: socket.socket) -> bool:
-    """False when the server has closed it, or when bytes that nobody asked for wait in it."""
-    poll = select.poll()
-    poll.register(held, select.POLLIN)
-    return not poll.poll(0)
