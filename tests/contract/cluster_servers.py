@@ -44,6 +44,16 @@ def move_slot(slot: int, source: int, target: int, ports: list[int]) -> None:
             node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
 
+def take_slot(slot: int, target: int, ports: list[int]) -> None:
+    """Gives a slot to one port's node without asking its holder; `ports` are of those that are told."""
+    with ExitStack() as stack:
+        nodes = {port: stack.enter_context(Redis(port=port, protocol=2)) for port in ports}
+        target_id = nodes[target].execute_command("CLUSTER", "MYID").decode()
+        nodes[target].execute_command("CLUSTER", "BUMPEPOCH")
+        for node in nodes.values():
+            node.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+
 def _wait_until_whole(nodes: list[Redis]) -> None:
     deadline = time.monotonic() + 20
     while not all(b"cluster_state:ok" in _info(node) and _knows_all(node, len(nodes)) for node in nodes):

@@ -2,7 +2,11 @@
 
 import asyncio
 import hashlib
+import os
+import signal
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -14,7 +18,7 @@ from shared.features.key import FeatureKey
 from shared.store.names import manifest_name
 from shared.store.store import FeatureStore
 from tests.contract.backends import RedisBackend
-from tests.contract.cluster_servers import cluster, move_slot
+from tests.contract.cluster_servers import SLOTS, cluster, move_slot, take_slot
 from tests.feature_samples import make_bundle, same_bytes
 from tests.redis_servers import SERVER_KINDS
 
@@ -31,9 +35,9 @@ def key_of(name: str, *, tenant: str = "0") -> FeatureKey:
     return FeatureKey(tenant * 64, "1" * 64, hashlib.sha256(name.encode()).hexdigest())
 
 
-def open_store(ports: list[int]) -> FeatureStore:
+def open_store(ports: list[int], **options: Any) -> FeatureStore:
     hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
-    return RedisBackend(f"redis://127.0.0.1:{ports[0]}").open(url=f"redis+cluster://{hosts}")
+    return RedisBackend(f"redis://127.0.0.1:{ports[0]}").open(url=f"redis+cluster://{hosts}", **options)
 
 
 async def check_read(store: FeatureStore, name: str, seed: int) -> None:
@@ -65,7 +69,7 @@ async def test_a_record_is_found_after_its_slot_has_moved(ports: list[int]) -> N
     store = open_store(ports)
     key = key_of("moving")
     await store.put(key, make_bundle(seed=5))
-    slot = key_slot(manifest_name(key).encode())
+    slot = _slot(key)
     source = next(port for port in ports if _holds(port, manifest_name(key)))
     target = next(port for port in ports if port != source)
     move_slot(slot, source, target, ports)
@@ -83,11 +87,44 @@ async def test_a_node_that_is_not_in_the_url_any_more_is_no_trouble(ports: list[
     await store.close()
 
 
+async def test_a_node_that_keeps_silent_is_asked_last(ports: list[int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = open_store([silent.getsockname()[1], *ports], timeout_seconds=1)
+        await store.put(key_of("c"), make_bundle(seed=8))
+        await check_read(store, "c", 8)
+        await store.close()
+
+
+async def test_slots_of_a_node_that_has_fallen_silent_are_found_at_their_new_one(ports: list[int]) -> None:
+    """It neither answers nor closes its connections, as when its machine has lost power."""
+    store = open_store(ports, timeout_seconds=0.5)
+    # The first node holds the first third of the slots.
+    key = next(key_of(str(n)) for n in range(999) if _slot(key_of(str(n))) < SLOTS // 3)
+    await store.put(key, make_bundle(seed=9))
+    with Redis(port=ports[0]) as node:
+        pid = node.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        take_slot(_slot(key), ports[1], ports[1:])
+        with pytest.raises(StoreUnavailable):
+            await store.look_up(key)
+        assert await store.look_up(key) is None  # it was not copied
+        await store.put(key, make_bundle(seed=10))
+        assert _holds(ports[1], manifest_name(key))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await store.close()
+
+
 async def test_no_node_answers() -> None:
     store = open_store([1])
     with pytest.raises(StoreUnavailable):
         await store.look_up(key_of("a"))
     await store.close()
+
+
+def _slot(key: FeatureKey) -> int:
+    return key_slot(manifest_name(key).encode())
 
 
 def _holds(port: int, name: str) -> bool:
