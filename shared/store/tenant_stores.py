@@ -4,9 +4,12 @@ A tenant with a store of its own has a capacity of its own: it evicts nobody, no
 store is full or down, only its own calls end with an error.
 """
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
+
+import structlog
 
 from shared.errors import StoreUnavailable
 from shared.features.bundle import FeatureBundle
@@ -14,6 +17,8 @@ from shared.features.key import FeatureKey, tenant_tag
 from shared.features.manifest import Manifest
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
+
+_log = structlog.get_logger("lenspair.store")
 
 
 class TenantFeatureStores:
@@ -46,17 +51,14 @@ class TenantFeatureStores:
         return await self._of(tenant).survey(tenant)
 
     async def ping(self) -> None:
-        """Returns when all stores answer: a process starts only where every tenant can be served.
+        """Returns when the common store answers; tenants whose own store does not are named in the log.
+
+        One tenant's dead store must not keep new processes from serving all others.
 
         Raises:
-            StoreUnavailable: one does not; for the log, the message names its tenant.
+            StoreUnavailable: the common store does not answer.
         """
-        await self._common.ping()
-        for name, store in self._named.items():
-            try:
-                await store.ping()
-            except StoreUnavailable as error:
-                raise StoreUnavailable(f"of tenant {name}: {error.message}") from error
+        await asyncio.gather(self._common.ping(), *(_warn_if_dead(*own) for own in self._named.items()))
 
     async def close(self) -> None:
         """Closes all, also when one of them fails to."""
@@ -66,3 +68,10 @@ class TenantFeatureStores:
 
     def _of(self, tenant: str) -> FeatureStore:
         return self._own.get(tenant, self._common)
+
+
+async def _warn_if_dead(tenant: str, store: FeatureStore) -> None:
+    try:
+        await store.ping()
+    except StoreUnavailable as error:
+        _log.warning("a tenant's own store does not answer", tenant=tenant, cause=error.message)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from demo.embedded_store import EmbeddedStore
 from shared.errors import StoreFull, StoreUnavailable
@@ -94,13 +95,23 @@ async def test_a_tenant_whose_store_is_full_hurts_no_other(store: FeatureStore) 
     await store.put(OTHER, large)
 
 
-async def test_a_process_starts_only_where_every_tenant_can_be_served(
+async def test_a_tenant_whose_store_is_down_keeps_no_process_from_starting(
     store: FeatureStore, shops_server: EmbeddedStore
 ) -> None:
     shops_server.stop()
-    with pytest.raises(StoreUnavailable, match="of tenant shop") as caught:
+    with capture_logs() as logs:
         await store.ping()
-    assert shops_server.url not in str(caught.value)
+    assert [(line["log_level"], line["tenant"]) for line in logs] == [("warning", "shop")]
+    assert shops_server.url not in str(logs)
+
+
+async def test_a_process_starts_only_where_the_common_store_answers(
+    shops_server: EmbeddedStore, tmp_path: Path
+) -> None:
+    store = open_store(settings(f"unix://{tmp_path}/socket", shop=shops_server.url), FINGERPRINT)
+    with pytest.raises(StoreUnavailable):
+        await store.ping()
+    await store.close()
 
 
 async def test_without_tenants_of_its_own_there_is_one_store(server: EmbeddedStore) -> None:
