@@ -1,15 +1,19 @@
 """The features that a question names: from key texts to manifests to tensors; knows no prompt."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from shared.errors import FeatureNotFound, FeatureRevisionMismatch, StoreUnavailable
+from shared.errors import FeatureNotFound, FeatureRevisionMismatch, InvalidRequest, StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
+from shared.for_each import for_each
 from shared.store.store import FeatureStore
+
+# One request may neither flood the store nor keep its connections from all others.
+MAX_FEATURES: Final = 1024
+_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class FeatureReader:
         """The manifest of each key, by its text. Another tenant's key is answered like a missing one.
 
         Raises:
+            InvalidRequest: there are more than MAX_FEATURES different keys.
             MalformedFeatureKey: a text is no key.
             FeatureNotFound: listing every key that can't be found.
             FeatureRevisionMismatch: a feature of another checkpoint.
@@ -83,8 +88,12 @@ class FeatureReader:
         for name in names:
             key = FeatureKey.parse(name.text, field=name.field)
             sources[key] = sources.get(key) or name.source
+            if len(sources) > MAX_FEATURES:
+                raise InvalidRequest(
+                    f"at most {MAX_FEATURES} different features are allowed", field=name.field
+                )
         own = [key for key in sources if key.tenant == tenant]
-        answers = await asyncio.gather(*(self._locate(key, sources[key]) for key in own))
+        answers = await for_each(own, lambda key: self._locate(key, sources[key]), at_once=_AT_ONCE)
         found = {location.manifest.key: location for location in answers if location is not None}
         missing = [str(key) for key in sources if key not in found]
         if missing:
@@ -100,7 +109,7 @@ class FeatureReader:
             FeatureNotFound: listing every key whose tensors are gone or damaged by now.
             StoreUnavailable: the store does not answer.
         """
-        answers = await asyncio.gather(*(self._fetch(location) for location in locations.values()))
+        answers = await for_each(list(locations.values()), self._fetch, at_once=_AT_ONCE)
         bundles = dict(zip(locations, answers, strict=True))
         missing = [text for text, bundle in bundles.items() if bundle is None]
         if missing:

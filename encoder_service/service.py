@@ -21,6 +21,7 @@ from shared.batching import Claim
 from shared.errors import DeadlineExceeded, StoreFull, StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.key import EffectiveSettings, FeatureKey, Modality, media_digest
+from shared.for_each import for_each
 from shared.single_flight import SingleFlight, Work
 from shared.store.store import FeatureStore, StoredFeature
 
@@ -168,14 +169,8 @@ class EncoderService:
         keys = [
             self._key(query.tenant, query.sha256, self._policy.resolve(query.settings)) for query in queries
         ]
-        some_at_once = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
-
-        async def find(key: FeatureKey) -> StoredFeature | None:
-            async with some_at_once:
-                return await self._store.look_up(key)
-
         with metrics.stage("lookup"):
-            found = await asyncio.gather(*(find(key) for key in keys))
+            found = await for_each(keys, self._store.look_up, at_once=_LOOKUPS_AT_ONCE)
         for key, feature in zip(keys, found, strict=True):
             self.tally.count(key.tenant, "missed" if feature is None else "hit")
         return found

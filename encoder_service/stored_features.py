@@ -14,6 +14,7 @@ from encoder_service.hand_over import HandOver
 from encoder_service.tally import Counts, TenantTally
 from shared.errors import InvalidRequest
 from shared.features.key import FeatureKey
+from shared.for_each import for_each
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
 
@@ -102,12 +103,5 @@ async def _each(
 ) -> list[T]:
     """Asks the store once for each of the tenant's own keys, a few at a time."""
     own = list(dict.fromkeys(key for key in keys if key.tenant == tenant))
-    some_at_once = asyncio.Semaphore(_KEYS_AT_ONCE)
-
-    async def ask_in_turn(key: FeatureKey) -> T:
-        async with some_at_once:
-            return await ask(key)
-
-    answers = await asyncio.gather(*(ask_in_turn(key) for key in own))
-    found = dict(zip(own, answers, strict=True))
+    found = dict(zip(own, await for_each(own, ask, at_once=_KEYS_AT_ONCE), strict=True))
     return [found.get(key, missing) for key in keys]

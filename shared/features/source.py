@@ -16,6 +16,7 @@ from shared.features.key import FeatureKey
 
 _LABEL: Final = b"lenspair hand-over source 1"
 _MAX_HOST_LENGTH: Final = 253
+_MAX_SOURCE_LENGTH: Final = _MAX_HOST_LENGTH + len(":65535/") + 64
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
@@ -93,6 +94,8 @@ class SourceSeal:
 
     def open(self, source: str, key: FeatureKey) -> Address | None:
         """The address, if the source was written by a holder of the store key, for this very feature."""
+        if len(source) > _MAX_SOURCE_LENGTH:
+            return None
         text, _, tag = source.rpartition("/")
         if not hmac.compare_digest(self._tag(text, key).encode(), tag.encode()):
             return None

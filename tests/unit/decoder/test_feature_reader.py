@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from decoder_service.feature_reader import FeatureReader, FeatureShape, NamedKey
-from shared.errors import FeatureNotFound, FeatureRevisionMismatch, MalformedFeatureKey
+from decoder_service.feature_reader import MAX_FEATURES, FeatureReader, FeatureShape, NamedKey
+from shared.errors import FeatureNotFound, FeatureRevisionMismatch, InvalidRequest, MalformedFeatureKey
 from shared.features.codec import FeatureCodec
+from shared.features.key import FeatureKey
 from shared.store.memory import MemoryFeatureStore
 from tests.feature_samples import HIDDEN_SIZE, LEVELS, make_bundle, make_key, same_bytes
 
@@ -52,6 +53,16 @@ async def test_another_tenants_key_is_like_a_missing_one(store: MemoryFeatureSto
     with pytest.raises(FeatureNotFound) as caught:
         await reader.look_up(_names(foreign), TENANT)
     assert caught.value.keys == (str(foreign),)
+
+
+async def test_one_request_asks_for_no_more_features_than_allowed(store: MemoryFeatureStore) -> None:
+    keys = [FeatureKey(TENANT, "1" * 64, f"{index:064x}") for index in range(MAX_FEATURES + 1)]
+    reader = FeatureReader(store, SHAPE)
+    with pytest.raises(FeatureNotFound):  # of the same key any number
+        await reader.look_up(_names(*keys[:-1], *keys[:-1]), TENANT)
+    with pytest.raises(InvalidRequest) as caught:
+        await reader.look_up(_names(*keys), TENANT)
+    assert (type(caught.value), caught.value.field) == (InvalidRequest, f"parts[{MAX_FEATURES}]")
 
 
 @pytest.mark.parametrize(

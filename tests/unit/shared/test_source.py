@@ -23,7 +23,13 @@ def test_the_form_of_a_source(seal: SourceSeal) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", [ADDRESS, Address("encoder-0.encoder.svc", 1), Address("fd00::7", 65_535)]
+    "address",
+    [
+        ADDRESS,
+        Address("encoder-0.encoder.svc", 1),
+        Address("fd00::7", 65_535),
+        Address(".".join(["a" * 63] * 3 + ["a" * 61]), 65_535),  # the longest
+    ],
 )
 def test_what_was_closed_can_be_opened(seal: SourceSeal, address: Address) -> None:
     assert SourceSeal(STORE_KEY).open(seal.close(address, KEY), KEY) == address
