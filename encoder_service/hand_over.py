@@ -6,7 +6,7 @@ computed, stored or sent.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,6 +17,7 @@ from shared.errors import FeatureNotFound, StoreFull, StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.codec import EncodedRecord, FeatureCodec
 from shared.features.key import FeatureKey
+from shared.features.manifest import Manifest
 from shared.features.precision import dtype_name
 from shared.store.store import StoredFeature
 
@@ -182,22 +183,33 @@ class HandOver:
     def pieces(self, held: HeldFeature) -> Iterator[bytes]:
         """All bytes of the chunks, in order.
 
-        It ends when the feature is forgotten meanwhile: slow readers must not hold more than memory's limit.
+        It ends when the feature is forgotten meanwhile, and holds none of it between two pieces: slow
+        readers must not hold more than memory's limit.
 
         Raises:
             FeatureNotFound: it was forgotten.
         """
-        key = held.record.manifest.key
-        for chunk in held.record.chunks:
-            for start in range(0, len(chunk), PIECE_BYTES):
-                if self._memory.find(key) is not held:
-                    raise self._missing(key)
-                yield bytes(chunk[start : start + PIECE_BYTES])
-        metrics.HAND_OVERS.labels("served").inc()
+        places = [
+            (index, start)
+            for index, chunk in enumerate(held.record.chunks)
+            for start in range(0, len(chunk), PIECE_BYTES)
+        ]
+        return self._pieces(held.record.manifest, places)
 
     def forget(self, key: FeatureKey) -> bool:
         """Drops a feature, so that nobody is handed it from now on; True when there was one."""
         return self._memory.forget(key)
+
+    def _pieces(self, manifest: Manifest, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+        for index, start in places:
+            yield self._piece(manifest, index, start)
+        metrics.HAND_OVERS.labels("served").inc()
+
+    def _piece(self, manifest: Manifest, index: int, start: int) -> bytes:
+        held = self._memory.find(manifest.key)
+        if held is None or held.record.manifest is not manifest:
+            raise self._missing(manifest.key)
+        return bytes(held.record.chunks[index][start : start + PIECE_BYTES])
 
     def _missing(self, key: FeatureKey) -> FeatureNotFound:
         metrics.HAND_OVERS.labels("missing").inc()

@@ -93,9 +93,11 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
     ) -> AsyncIterator[pb.FetchFeaturesResponse]:
         hand_over = self._service.hand_over
         held = hand_over.open(FeatureKey.parse(request.key, field="key"), tenant_of(context))
-        yield pb.FetchFeaturesResponse(manifest=held.record.sealed_manifest)
+        sealed_manifest, pieces = held.record.sealed_manifest, hand_over.pieces(held)
+        del held  # a caller who stops reading must not hold it
+        yield pb.FetchFeaturesResponse(manifest=sealed_manifest)
         if not request.manifest_only:
-            for piece in hand_over.pieces(held):
+            for piece in pieces:
                 yield pb.FetchFeaturesResponse(piece=piece)
 
     def _picture(

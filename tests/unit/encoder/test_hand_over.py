@@ -1,6 +1,8 @@
 """What the store does not take is kept, offered to those who allow it, and stored once the store is back."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -187,6 +189,19 @@ def test_what_is_forgotten_is_not_read_to_its_end(memory: HandOverMemory, hand_o
     assert hand_over.forget(make_key("a"))
     with pytest.raises(FeatureNotFound):
         next(pieces)
+
+
+def test_a_reader_who_stops_holds_nothing_of_what_is_forgotten(
+    memory: HandOverMemory, hand_over: HandOver
+) -> None:
+    held = kept(memory, "a", rows=100)
+    tensor = weakref.ref(held.bundle.tensor)
+    pieces = hand_over.pieces(held)
+    next(pieces)
+    hand_over.forget(make_key("a"))
+    del held
+    gc.collect()
+    assert tensor() is None
 
 
 # --- the flow of an encode ----------------------------------------------------------------------------
