@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
+import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from shared.errors import StoreFull, StoreUnavailable
 from shared.features.damage import DamageCause, DamagedRecord, UnusableRecord
+
+_log = structlog.get_logger("lenspair.store")
+
+# A cause that an operator can mend.
+_IN_WORDS = {DamageCause.SEAL: "sealed with another LENSPAIR_STORE_KEY, or damaged"}
 
 READ_BYTES = Counter("lenspair_store_read_bytes", "Feature bytes read from the store.")
 WRITTEN_BYTES = Counter("lenspair_store_written_bytes", "Feature bytes written to the store.")
@@ -85,6 +91,8 @@ class Observation:
     def refused(self, problem: UnusableRecord) -> None:
         if isinstance(problem, DamagedRecord):
             self.outcome = Outcome.DAMAGED
+            cause = _IN_WORDS.get(problem.cause, problem.cause.value)
+            _log.warning("a stored record was refused", cause=cause)
             DAMAGED_RECORDS.labels(problem.cause.value).inc()
         else:
             self.outcome = Outcome.INCOMPLETE

@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from shared.features.bundle import FeatureBundle
 from shared.features.damage import DamageCause
@@ -450,8 +451,10 @@ async def test_records_sealed_without_the_store_key_are_misses(
     forger, reader = backend.open(store_key=forger_key), backend.open(store_key=b"the store key")
     await forger.put(KEY, make_bundle())
     before = damaged_count(DamageCause.SEAL)
-    assert await read(reader) is None
+    with capture_logs() as logs:
+        assert await read(reader) is None
     assert damaged_count(DamageCause.SEAL) == before + 1
+    assert "LENSPAIR_STORE_KEY" in logs[0]["cause"]
     await forger.close()
     await reader.close()
 
