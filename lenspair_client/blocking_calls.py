@@ -62,18 +62,18 @@ class BlockingCalls:
         for channel in self._channels:
             channel.close()
 
-    def run(self, flow: Flow[T], is_given_up: Event | None = None) -> T:
-        """Runs a flow to its end, or until it is given up: then it ends at its next step."""
-        steps = self.steps(flow, is_given_up)
+    def run(self, flow: Flow[T], group: "_Group | None" = None) -> T:
+        """Runs a flow to its end, or until its group is given up."""
+        steps = self.steps(flow, group)
         try:
             while True:
                 next(steps)
         except StopIteration as end:
             return cast("T", end.value)
 
-    def steps(self, flow: Flow[T], is_given_up: Event | None = None) -> Generator[str, None, T]:
+    def steps(self, flow: Flow[T], group: "_Group | None" = None) -> Generator[str, None, T]:
         """Runs a flow, yielding what it shows; closing the generator ends the flow's open call."""
-        performer = _Performer(self, is_given_up or Event())
+        performer = _Performer(self, group or _Group())
         try:
             effect = next(flow)
             while True:
@@ -94,12 +94,12 @@ class BlockingCalls:
             flow.close()
 
     def call(self, method: Method, request: Message, timeout: float) -> Any:
-        """Makes a unary call."""
-        return self._unary[method](request, timeout=timeout, metadata=self._call_metadata())
+        """Begins a unary call."""
+        return self._unary[method].future(request, timeout=timeout, metadata=self._call_metadata())
 
     def upload(self, chunks: Iterator[StreamEncodeRequest], timeout: float) -> Any:
-        """Makes a StreamEncode call."""
-        return self._encoder.StreamEncode(chunks, timeout=timeout, metadata=self._call_metadata())
+        """Begins a StreamEncode call."""
+        return self._encoder.StreamEncode.future(chunks, timeout=timeout, metadata=self._call_metadata())
 
     def open(self, request: StreamGenerateRequest, timeout: float) -> Any:
         """Begins a StreamGenerate call."""
@@ -109,17 +109,47 @@ class BlockingCalls:
         return (*self._metadata, *trace_metadata())
 
 
+class _Group:
+    """Flows that run side by side: when one has failed, the waits and the open calls of all end."""
+
+    def __init__(self) -> None:
+        self._is_given_up = Event()
+        self._calls: set[Any] = set()
+
+    def give_up(self) -> None:
+        self._is_given_up.set()
+        for call in list(self._calls):
+            call.cancel()
+
+    def check(self) -> None:
+        if self._is_given_up.is_set():
+            raise LenspairClientError("given up: another step of the request has failed")
+
+    def wait(self, seconds: float) -> None:
+        self._is_given_up.wait(seconds)
+
+    def response(self, call: Any) -> Any:
+        self._calls.add(call)
+        try:
+            self.check()
+            return call.result()
+        except grpc.FutureCancelledError as error:
+            raise error_of(cast("FailedCall", call)) from error
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+
+
 class _Performer:
     """Does what one flow asks for; holds the stream that it has open."""
 
-    def __init__(self, calls: BlockingCalls, is_given_up: Event) -> None:
+    def __init__(self, calls: BlockingCalls, group: _Group) -> None:
         self._calls = calls
-        self._is_given_up = is_given_up
+        self._group = group
         self._stream: Any = None
 
     def perform(self, effect: Effect) -> Any:
-        if self._is_given_up.is_set():
-            raise LenspairClientError("given up: another step of the request has failed")
+        self._group.check()
         try:
             return self._perform(effect)
         except grpc.RpcError as error:
@@ -134,16 +164,16 @@ class _Performer:
             case Load(image):
                 return load(image)
             case Unary(method, request, timeout):
-                return self._calls.call(method, request, timeout)
+                return self._group.response(self._calls.call(method, request, timeout))
             case Upload(chunks, timeout):
-                return self._calls.upload(chunks(), timeout)
+                return self._group.response(self._calls.upload(chunks(), timeout))
             case Open(request, timeout):
                 self.close()
                 self._stream = self._calls.open(request, timeout)
             case Read():
                 return next(self._stream, None)
             case Sleep(seconds):
-                self._is_given_up.wait(seconds)
+                self._group.wait(seconds)
             case Together(flows):
                 return self._together(flows)
             case Show():
@@ -155,13 +185,13 @@ class _Performer:
             return [self._calls.run(flow) for flow in flows]
         with ThreadPoolExecutor(CONCURRENT_FLOWS) as threads:
             # Each thread has the caller's context variables: its trace goes on there.
-            is_given_up = Event()
-            runs = [threads.submit(copy_context().run, self._calls.run, flow, is_given_up) for flow in flows]
+            group = _Group()
+            runs = [threads.submit(copy_context().run, self._calls.run, flow, group) for flow in flows]
             try:
                 for run in as_completed(runs):  # whichever fails first ends them all
                     run.result()
                 return [run.result() for run in runs]
             except BaseException:
-                is_given_up.set()
+                group.give_up()
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise

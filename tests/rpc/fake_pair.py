@@ -19,7 +19,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_status import rpc_status
 
 from lenspair_client.options import DECODER_SERVICE, ENCODER_SERVICE
-from shared.errors import Draining, FeatureNotFound, LenspairError
+from shared.errors import Draining, FeatureNotFound, InvalidMedia, LenspairError
 from shared.pb.lenspair.decoder.v1 import decoder_pb2 as decoder
 from shared.pb.lenspair.decoder.v1.decoder_pb2_grpc import (
     DecoderServiceServicer,
@@ -69,12 +69,23 @@ class FakeEncoder(EncoderServiceServicer):
     stats: encoder.GetStoreStatsResponse = field(default_factory=encoder.GetStoreStatsResponse)
     # When set, so many Encode calls must run at one time before any is answered.
     together: threading.Barrier | None = None
+    # This picture is no picture; Encode calls of that one hang until their callers give them up.
+    refused: bytes | None = None
+    hanging: bytes | None = None
+    given_up: threading.Event = field(default_factory=threading.Event)
 
     def Encode(self, request: encoder.EncodeRequest, context: grpc.ServicerContext) -> encoder.EncodeResponse:
         self._begin("Encode", context)
         self.settings.append(request.settings)
         if self.together is not None:
             self.together.wait(timeout=10)
+        if request.media.data == self.refused:
+            fail(context, InvalidMedia("no picture", field="media.data"))
+        if request.media.data == self.hanging:
+            is_over = threading.Event()
+            context.add_callback(is_over.set)
+            if is_over.wait(timeout=10):
+                self.given_up.set()
         feature, outcome = self._feature(key_of(request.media.data))
         return encoder.EncodeResponse(feature=feature, outcome=outcome)
 

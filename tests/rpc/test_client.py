@@ -218,6 +218,14 @@ def test_a_refused_picture_ends_the_attempts_for_the_others(connect: Connect, pa
     assert len(pair.encoder.calls) <= 5
 
 
+def test_a_refused_picture_ends_the_open_calls_for_the_others(connect: Connect, pair: FakePair) -> None:
+    pair.encoder.together = threading.Barrier(2)
+    pair.encoder.hanging, pair.encoder.refused = RED, BLUE
+    with pytest.raises(InvalidArgument):
+        connect().ask("?", [RED, BLUE], timeout=600)
+    assert pair.encoder.given_up.wait(timeout=10)
+
+
 def test_encode_is_not_repeated_forever(connect: Connect, pair: FakePair) -> None:
     pair.encoder.errors.extend([StoreUnavailable("no store")] * 50)
     with pytest.raises(Unavailable) as error:
