@@ -14,6 +14,9 @@ from lenspair_client.pictures import Pictures
 from lenspair_client.progress import Progress
 from lenspair_client.values import Answer, Feature, Generation, Turn
 
+# A feature that is lost again and again is lost for good: the services have different stores or store keys.
+_MOST_LOSSES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -63,10 +66,12 @@ class _Asking:
         self._progress = Progress() if is_stream else None
         # The keys that the decoder could not get: none of them is known when it is empty.
         self._missing: Collection[str] | None = None
+        self._num_losses = 0
 
     def helps(self, error: LenspairRpcError) -> bool:
         can_resume = self._progress is None or self._progress.can_resume
-        return can_resume and (isinstance(error, FeatureNotFound) or retry.may_pass(error))
+        is_lost = isinstance(error, FeatureNotFound) and self._num_losses <= _MOST_LOSSES
+        return can_resume and (is_lost or retry.may_pass(error))
 
     def attempt(self) -> Flow[Answer]:
         yield from self._renew_features()
@@ -74,6 +79,7 @@ class _Asking:
             return (yield from self._answer())
         except LenspairRpcError as error:
             self._missing = _missing(error)
+            self._num_losses += isinstance(error, FeatureNotFound)
             raise
 
     def _renew_features(self) -> Flow[None]:

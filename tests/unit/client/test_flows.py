@@ -243,6 +243,20 @@ def test_a_feature_that_goes_again_and_again_is_encoded_again_and_again() -> Non
     assert outage.encoded == [b"a", b"b"] + [b"a"] * 5
 
 
+def test_a_feature_that_is_never_found_is_reported_long_before_the_time_is_used_up() -> None:
+    """Each attempt costs a pass of the vision tower where encoder and decoder have different store keys."""
+    again: tuple[tuple[Method, LenspairRpcError | None], ...] = (
+        (Method.ENCODE, None),
+        (Method.GENERATE, NO_STORE),
+        (Method.ENCODE, None),
+        (Method.GENERATE, NOT_FOUND),
+    )
+    outage = Outage((Method.LOOK_UP, None), *again * 9)
+    with pytest.raises(FeatureNotFound):
+        outage.ask(b"a")
+    assert len(outage.encoded) == 18
+
+
 def test_a_decoder_without_its_store_is_asked_with_features_encoded_anew() -> None:
     outage = Outage(
         (Method.LOOK_UP, None),
