@@ -2,9 +2,11 @@
 
 from lenspair_client.errors import (
     DeadlineExceeded,
+    FeatureNotFound,
     LenspairClientError,
     LenspairRpcError,
     QueueFull,
+    Unauthenticated,
     Unavailable,
     Unimplemented,
     UnreadableImage,
@@ -47,18 +49,24 @@ def _advice(error: LenspairRpcError, encoder: str, decoder: str) -> str:  # noqa
     match error:
         case Unavailable(reason=""):
             return (
-                f"Is the pair running? `make up` starts one. This command asked the encoder at {encoder} and "
-                f"the decoder at {decoder}; --encoder and --decoder, or LENSPAIR_ENCODER and "
-                "LENSPAIR_DECODER, name others."
+                f"Is the pair running, with an encoder at {encoder} and a decoder at {decoder}? `make up` starts "
+                "one; --encoder and --decoder, or LENSPAIR_ENCODER and LENSPAIR_DECODER, name others."
             )
         case Unavailable(reason="STORE_UNAVAILABLE"):
             return "The servers run, but their feature store does not answer: see LENSPAIR_STORE_URL there."
+        case FeatureNotFound():
+            return (
+                "The decoder does not find what the encoder has stored. Both need the same LENSPAIR_STORE_URL, "
+                "LENSPAIR_TENANT_STORE_URLS and LENSPAIR_STORE_KEY, and the store needs room."
+            )
         case QueueFull():
             return f"The server is busy; try again in {error.retry_after or 1:.1f} seconds."
         case DeadlineExceeded():
             return "--timeout gives it more time."
         case Unimplemented(reason=""):
             return f"Is {encoder} an encoder, and {decoder} a decoder? --encoder and --decoder set them."
+        case Unauthenticated():
+            return f"--metadata {error.field.removeprefix('metadata.').lower()}=TENANT names the tenant."
         case LenspairRpcError(reason="FEATURE_REVISION_MISMATCH"):
             return "Encoder and decoder must be started with the same checkpoint."
         case _:

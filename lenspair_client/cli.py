@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     command: Command = options.command
     try:
-        client_options = ClientOptions(patience_seconds=options.patience)
+        client_options = ClientOptions(patience_seconds=options.patience, metadata=tuple(options.metadata))
         with LenspairClient(options.encoder, options.decoder, client_options) as client:
             return command(options, client)
     except LenspairClientError as error:
@@ -189,8 +190,24 @@ def _add(
         default=_PATIENCE_SECONDS,
         help="how long to try again while a server or the store is gone or full; %(default)s by default",
     )
+    parser.add_argument(
+        "--metadata",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="goes with every call, to name a tenant for instance; may be given several times",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    is_printable = value.isascii() and value.isprintable()
+    if not (sign and re.fullmatch("[a-z0-9_.-]+", name) and is_printable) or name.endswith("-bin"):
+        raise argparse.ArgumentTypeError("must be NAME=VALUE, with a name in lower case and a value in ASCII")
+    return name, value
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import FeatureRevisionMismatch, InvalidMedia, QueueFull, StoreUnavailable
+from shared.errors import (
+    FeatureRevisionMismatch,
+    InvalidMedia,
+    QueueFull,
+    StoreUnavailable,
+    TenantRequired,
+)
 from tests.rpc.fake_pair import FakePair, fake_pair, key_of
 
 RED = b"a red picture"
@@ -106,6 +112,22 @@ def test_encode_and_lookup(pair: FakePair, picture: Path) -> None:
     assert json.loads(found.stdout)["key"] == key_of(RED)
 
 
+def test_metadata_goes_with_every_call(pair: FakePair, picture: Path) -> None:
+    options = ["--metadata", "x-tenant=the shop=1", "--metadata", "x-other="]
+    assert lenspair("ask", *options, "--image", picture, "which?", pair=pair).returncode == 0
+    assert lenspair("store", "stats", *options, pair=pair).returncode == 0
+    assert len(pair.encoder.metadata) == 3
+    for metadata in pair.encoder.metadata:
+        assert (metadata["x-tenant"], metadata["x-other"]) == ("the shop=1", "")
+
+
+def test_a_feature_that_is_never_found_is_explained(pair: FakePair, picture: Path) -> None:
+    pair.decoder.store = set()
+    done = lenspair("ask", "--patience", 0, "--image", picture, "which?", pair=pair)
+    assert done.returncode == 1
+    assert "LENSPAIR_STORE_KEY" in done.stderr
+
+
 def test_count(pair: FakePair, picture: Path) -> None:
     done = lenspair("count", "--image", picture, "which?", pair=pair)
     assert done.stdout == "50 tokens, 32 of them visual; the model's context holds 4096\n"
@@ -142,6 +164,7 @@ def test_an_unreadable_file_is_named(pair: FakePair, tmp_path: Path) -> None:
         (QueueFull("full", retry_after_seconds=300), 1, "try again in 300.0 seconds"),
         (StoreUnavailable("no answer"), 3, "LENSPAIR_STORE_URL"),
         (FeatureRevisionMismatch("another checkpoint"), 1, "the same checkpoint"),
+        (TenantRequired("who?", field="metadata.X-Tenant"), 1, "--metadata x-tenant=TENANT"),
     ],
 )
 def test_errors_are_explained(
@@ -162,6 +185,10 @@ def test_errors_are_explained(
         ["--timeout", 0],
         ["--timeout", "nan"],
         ["--temperature", "x"],
+        ["--metadata", "no-value"],
+        ["--metadata", "X-Tenant=upper"],
+        ["--metadata", "x-tenant=line\nfeed"],
+        ["--metadata", "x-tenant-bin=bytes"],
     ],
 )
 def test_impossible_numbers_are_refused(pair: FakePair, arguments: list[object]) -> None:
