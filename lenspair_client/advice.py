@@ -49,15 +49,17 @@ def _advice(error: LenspairRpcError, encoder: str, decoder: str) -> str:  # noqa
     match error:
         case Unavailable(reason=""):
             return (
-                f"Is the pair running, with an encoder at {encoder} and a decoder at {decoder}? `make up` starts "
-                "one; --encoder and --decoder, or LENSPAIR_ENCODER and LENSPAIR_DECODER, name others."
+                f"Is the pair running? `make up` starts one. The encoder should be at {encoder} and the "
+                f"decoder at {decoder}; --encoder and --decoder, or LENSPAIR_ENCODER and LENSPAIR_DECODER, "
+                "name others."
             )
         case Unavailable(reason="STORE_UNAVAILABLE"):
             return "The servers run, but their feature store does not answer: see LENSPAIR_STORE_URL there."
         case FeatureNotFound():
             return (
-                "The decoder does not find what the encoder has stored. Both need the same LENSPAIR_STORE_URL, "
-                "LENSPAIR_TENANT_STORE_URLS and LENSPAIR_STORE_KEY, and the store needs room."
+                "The decoder does not find what the encoder has stored. Both need the same "
+                "LENSPAIR_STORE_URL, LENSPAIR_TENANT_STORE_URLS and LENSPAIR_STORE_KEY, and the store needs "
+                "room."
             )
         case QueueFull():
             return f"The server is busy; try again in {error.retry_after or 1:.1f} seconds."
