@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from encoder_service.hand_over import HandOver
 from encoder_service.tally import Counts, TenantTally
@@ -46,8 +47,9 @@ class StoredFeatures:
         self._hand_over = hand_over
         self._tally = tally
         self._max_keep_alive_seconds = max_keep_alive_seconds
-        # Walks through the whole store take turns: together they would take the connections of all others.
-        self._one_survey = asyncio.Lock()
+        # A tenant's walks through its whole store take turns, and wait for no other tenant's: theirs may have
+        # a store of its own that does not answer.
+        self._one_survey: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def keep_alive(
         self, tenant: str, keys: Sequence[FeatureKey], seconds: float
@@ -89,7 +91,7 @@ class StoredFeatures:
         Raises:
             StoreUnavailable: the store does not answer.
         """
-        async with self._one_survey:
+        async with self._one_survey.setdefault(tenant, asyncio.Lock()):
             survey = await self._store.survey(tenant)
         return StoreStats(survey, self._tally.of(tenant))
 
