@@ -17,17 +17,15 @@ def wait_before_repeating(error: LenspairRpcError, failures: int, left: float, j
     """Seconds until a failed call is made again; None when there is no time for it.
 
     `failures` counts those since the last success, this one included; `left` is the time for more of them;
-    the jitter (0 to 1) spreads callers. A full queue is asked again when it said, not before. Other waits
-    grow, and get shorter again towards the end, so that no request ends with much of its time unused.
+    the jitter (0 to 1) spreads callers. A full queue is asked again when it said, not before. Waits grow,
+    and get shorter again towards the end, so that no request ends with much of its time unused.
     """
-    if error.retry_after:
-        wait = error.retry_after * (1 + jitter / 4)
-        return wait if wait < left else None
-    if left < _LEAST_TIME:
+    least = (error.retry_after or 0.0) * (1 + jitter / 4)
+    if left < _LEAST_TIME or left <= least:
         return None
     if isinstance(error, FeatureNotFound) and failures == 1:  # nothing is wrong with the servers
         return 0.0
-    return min(backoff(failures) * (1 + jitter) / 2, left / 2)
+    return max(least, min(backoff(failures) * (1 + jitter) / 2, left / 2))
 
 
 def backoff(failures: int) -> float:

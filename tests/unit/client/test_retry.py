@@ -50,6 +50,14 @@ def test_a_full_queue_is_asked_again_when_it_said_and_callers_spread() -> None:
     assert wait_before_repeating(FULL, 1, 1.9, 0.0) is None
 
 
+def test_a_queue_that_stays_full_is_asked_ever_more_seldom() -> None:
+    """Each attempt may send a whole picture; the hint is about the moment, not about others who wait."""
+    full = QueueFull("full", code=grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after=0.1)
+    assert wait_before_repeating(full, 1, 60, 0.0) == 0.1
+    assert wait_before_repeating(full, 9, 60, 1.0) == backoff(9)
+    assert wait_before_repeating(full, 9, 0.3, 1.0) == 0.15
+
+
 def test_waits_grow_to_a_limit_and_callers_spread() -> None:
     longest = [wait_before_repeating(GONE, failures, 60, 1.0) for failures in range(1, 9)]
     assert longest == [backoff(failures) for failures in range(1, 9)] == sorted(longest, key=float)  # type: ignore[arg-type]
