@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -70,9 +71,10 @@ class AsyncCalls:
 
     async def run(self, flow: Flow[T]) -> T:
         """Runs a flow to its end."""
-        async for step in self.steps(flow):
-            if isinstance(step, Returned):
-                return step.value
+        async with aclosing(self.steps(flow)) as steps:
+            async for step in steps:
+                if isinstance(step, Returned):
+                    return step.value
         raise AssertionError("a flow ends with a value or an error")
 
     async def steps(self, flow: Flow[T]) -> AsyncGenerator[str | Returned[T], None]:

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LenspairClientError as error:
         terminal.complain(explain(error, encoder=options.encoder, decoder=options.decoder))
         return exit_code(error)
-    except ValueError as error:  # a number that no message can hold
+    except ValueError as error:  # what no call or message can hold
         terminal.complain(str(error))
         return UNUSABLE
     except KeyboardInterrupt:
@@ -204,9 +203,8 @@ def _add(
 
 def _pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
-    is_printable = value.isascii() and value.isprintable()
-    if not (sign and re.fullmatch("[a-z0-9_.-]+", name) and is_printable) or name.endswith("-bin"):
-        raise argparse.ArgumentTypeError("must be NAME=VALUE, with a name in lower case and a value in ASCII")
+    if not sign:
+        raise argparse.ArgumentTypeError("must be NAME=VALUE")
     return name, value
 
 

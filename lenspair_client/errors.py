@@ -161,7 +161,7 @@ def error_of(call: FailedCall) -> LenspairRpcError:
         code=code,
         reason=info.reason,
         metadata=dict(info.metadata),
-        retry_after=None if retry is None else retry.retry_delay.ToTimedelta().total_seconds(),
+        retry_after=None if retry is None else retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9,
     )
 
 

@@ -1,12 +1,16 @@
 """How a client calls: time, sizes, metadata, and what its channels do by themselves."""
 
 import json
-import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 ENCODER_SERVICE = "lenspair.encoder.v1.EncoderService"
 DECODER_SERVICE = "lenspair.decoder.v1.DecoderService"
+
+# About 30 years; far above it, gRPC takes a time for one that has passed.
+_MOST_SECONDS = 1e9
+_METADATA_NAME = re.compile(r"[a-z0-9_.-]+")
 
 # How long a ping or a new connection may go unanswered.
 _ANSWER_MS = 5_000
@@ -38,15 +42,23 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_seconds)
+        for name, value in self.metadata:
+            _check_metadata(name, value)
         if self.patience_seconds is not None and not self.patience_seconds >= 0:
             raise ValueError(f"patience must be a number of seconds from 0, not {self.patience_seconds}")
 
 
 def check_timeout(seconds: float) -> float:
     """The same number, if it is a time that ends."""
-    if not (math.isfinite(seconds) and seconds > 0):
+    if not 0 < seconds <= _MOST_SECONDS:
         raise ValueError(f"a timeout must be a finite number of seconds above 0, not {seconds}")
     return seconds
+
+
+def _check_metadata(name: str, value: str) -> None:
+    is_text = value.isascii() and value.isprintable()
+    if not (_METADATA_NAME.fullmatch(name) and is_text) or name.endswith("-bin"):
+        raise ValueError(f"metadata needs a name in lower case and a value in printable ASCII, not {name!r}")
 
 
 def service_config(service: str) -> str:

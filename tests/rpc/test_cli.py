@@ -184,6 +184,7 @@ def test_errors_are_explained(
         ["--max-tokens", 2**40],
         ["--timeout", 0],
         ["--timeout", "nan"],
+        ["--timeout", 1e17],
         ["--temperature", "x"],
         ["--metadata", "no-value"],
         ["--metadata", "X-Tenant=upper"],

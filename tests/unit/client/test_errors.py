@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped, unused-ignore]
 
 from lenspair_client import errors
 from lenspair_client.errors import LenspairRpcError, error_of
@@ -50,6 +51,16 @@ def test_a_full_queue_brings_its_hint() -> None:
     error = answered_with(QueueFull("full", retry_after_seconds=1.25))
     assert isinstance(error, errors.QueueFull)
     assert error.retry_after == 1.25
+
+
+def test_a_hint_of_any_size_is_read() -> None:
+    """What stands between may send anything."""
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.seconds = 2**62
+    status = status_pb2.Status()
+    status.details.add().Pack(retry)
+    metadata = (("grpc-status-details-bin", status.SerializeToString()),)
+    assert error_of(Call(grpc.StatusCode.UNAVAILABLE, metadata=metadata)).retry_after == 2.0**62
 
 
 def test_a_full_store_is_told_from_a_message_that_is_too_large() -> None:

@@ -66,7 +66,7 @@ def test_messages_have_the_servers_limit() -> None:
     assert options["grpc.max_receive_message_length"] == 5_000_000
 
 
-@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e17, float("inf"), float("nan")])
 def test_a_timeout_ends(seconds: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         check_timeout(seconds)
@@ -78,3 +78,10 @@ def test_a_timeout_ends(seconds: float) -> None:
 def test_patience_is_not_negative(seconds: float) -> None:
     with pytest.raises(ValueError, match="patience"):
         ClientOptions(patience_seconds=seconds)
+
+
+@pytest.mark.parametrize("pair", [("X-Upper", "a"), ("", "a"), ("x-a", "\n"), ("x-a", "é"), ("x-bin", "a")])
+def test_metadata_that_no_call_can_carry_is_refused_before_any(pair: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="metadata"):
+        ClientOptions(metadata=(pair,))
+    assert ClientOptions(metadata=(("x-tenant", "the shop"),)).metadata
