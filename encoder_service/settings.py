@@ -82,7 +82,12 @@ class EncoderSettings(SharedSettings):
     @field_validator("advertised_address")
     @classmethod
     def _is_an_address(cls, text: str) -> str:
-        return str(Address.parse(text)) if text else text
+        if not text:
+            return text
+        address = Address.parse(text)
+        if address.ip is not None and (address.ip.is_unspecified or address.ip.is_multicast):
+            raise ValueError(f"decoders can't reach this very process under {address}")
+        return str(address)
 
     @model_validator(mode="after")
     def _hand_over_is_sealed(self) -> Self:

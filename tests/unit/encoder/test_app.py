@@ -80,7 +80,9 @@ def test_an_advertised_address_needs_the_store_key() -> None:
     assert sealed.advertised_address == "[fd00::7]:50051"
 
 
-@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7:50051", "http://encoder:50051", ":50051"])
+@pytest.mark.parametrize(
+    "address", ["10.0.0.7", "fd00::7:50051", "http://encoder:50051", ":50051", "[::]:50051", "0.0.0.0:50051"]
+)
 def test_an_address_that_nobody_can_reach_is_found_at_the_start(address: str) -> None:
     with pytest.raises(ValidationError, match="advertised_address"):
         settings(advertised_address=address, store_key=SecretStr("a key of thirty-two bytes and more"))
