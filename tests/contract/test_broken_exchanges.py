@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from demo.embedded_store import EmbeddedStore
 from shared.errors import StoreUnavailable
 from shared.features.codec import FeatureCodec
+from shared.features.grid import Grid
 from shared.features.manifest import StoreDtype
 from shared.store.names import chunk_names
 from shared.store.redis_connection import RedisConnections
@@ -57,16 +58,18 @@ async def test_a_read_that_breaks_anywhere_is_repeated_from_its_beginning(
 async def test_all_that_a_repeated_read_receives_is_verified(
     redis_backend: RedisBackend, network: BreakingNetwork, tmp_path: Path
 ) -> None:
-    """The first attempt sees a whole chunk and breaks in the next one; then all of them are damaged."""
+    """The first attempt receives the only chunk and breaks right after it; then the chunk is damaged."""
+    bundle = make_bundle(grid=Grid(1, 80, 80))
     async with network.open(tmp_path / "proxy.sock") as url:
         store = redis_backend.open(url=url, chunk_bytes=1 << 19, store_dtype="fp8")
-        manifest = (await store.put(KEY, megabytes(4))).manifest
+        manifest = (await store.put(KEY, bundle)).manifest
+        (chunk,) = chunk_names(manifest)
 
         async def damage() -> None:
-            for name in chunk_names(manifest):
-                await redis_backend.client.setrange(name, 5, b"\x11")
+            await redis_backend.client.setrange(chunk, 5, b"\x11\x12")
 
-        network.breaks_after, network.on_break = 1_600_000, damage
+        # Before it come the manifest's time to live and the chunk's size.
+        network.breaks_after, network.on_break = manifest.size_bytes + 17, damage
         assert await store.fetch(manifest) is None
         assert network.num_broken == 1
         await store.close()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
@@ -118,6 +119,15 @@ async def test_sentinels_that_are_gone_do_not_stop_a_master_that_works(servers: 
     await asyncio.sleep(NOTICE_SECONDS)
     assert await store.look_up(KEY) is not None
     await store.close()
+
+
+async def test_a_sentinel_that_keeps_silent_costs_no_call(servers: SentinelStore) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = servers.url.replace("//", f"//127.0.0.1:{silent.getsockname()[1]},")
+        store = RedisBackend("redis://unused").open(url=url, timeout_seconds=2)
+        await store.put(KEY, make_bundle())
+        assert await store.look_up(KEY) is not None
+        await store.close()
 
 
 async def test_an_unknown_master_is_unavailable(servers: SentinelStore) -> None:
