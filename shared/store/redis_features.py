@@ -12,7 +12,7 @@ from prefix caches would be evicted while it is asked about all the time.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -184,7 +184,7 @@ class RedisFeatureStore:
 
             return await self._connections.run(name, job)
 
-        left_ms = min(await _few_at_once(read, _batches(manifest)))
+        left_ms = min(await _side_by_side(read, _batches(manifest)))
         if left_ms == NO_SUCH_NAME:  # the manifest is the authority: what was deleted is not served
             return None
         READ_BYTES.inc(manifest.size_bytes)
@@ -210,7 +210,12 @@ class RedisFeatureStore:
                 name, lambda held: write_chunks(held, batch_names, chunks, self._ttl_ms)
             )
 
-        await _few_at_once(write, _batches(record.manifest))
+        # An error ends no other stream: what a server has not yet read of a refused write must not be
+        # written after its parts were deleted.
+        batches = _batches(record.manifest)
+        for outcome in await asyncio.gather(*map(write, batches), return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
         *still_there, _, _ = await self._round_trip(
             key,
             [
@@ -242,16 +247,11 @@ def _batches(manifest: Manifest) -> list[range]:
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
-async def _few_at_once(work: Callable[[range], Awaitable[T]], batches: Sequence[range]) -> list[T]:
-    """Works through batches on a few connections; the first error ends all of it."""
-    left = iter(batches)
-
-    async def go_on() -> list[T]:
-        return [await work(batch) for batch in left]
-
-    tasks = [asyncio.create_task(go_on()) for _ in range(min(_STREAMS, len(batches)))]
+async def _side_by_side(work: Callable[[range], Coroutine[Any, Any, T]], batches: Sequence[range]) -> list[T]:
+    """Works on all batches at once; the first error ends all of it."""
+    tasks = [asyncio.create_task(work(batch)) for batch in batches]
     try:
-        return [result for results in await asyncio.gather(*tasks) for result in results]
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()

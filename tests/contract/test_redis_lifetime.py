@@ -136,6 +136,28 @@ async def test_hostile_members_of_the_register_are_dropped_unread(
     assert await redis_backend.names() == [other]
 
 
+async def test_a_register_of_more_writes_than_a_key_ever_sees_is_dropped_unread(
+    redis_backend: RedisBackend, store: FeatureStore
+) -> None:
+    await store.put(KEY, make_bundle())
+    members: dict[str, float] = {f"{number:032x}:65536": 9e12 for number in range(10_001)}
+    await redis_backend.client.zadd(REGISTER, members)
+    assert await store.delete(KEY) is True
+    assert await redis_backend.names() == []
+
+
+@pytest.mark.parametrize("refused", [b"", b"\x08"])
+async def test_a_refused_manifest_is_not_discarded_once_another_stands_in_its_place(
+    redis_backend: RedisBackend, store: FeatureStore, refused: bytes
+) -> None:
+    """However short it was, and whether or not its bytes are somewhere in the new one."""
+    await store.put(KEY, make_bundle())
+    connections = RedisConnections.open(redis_backend.url, timeout_seconds=5, connections=1)
+    await connections.round_trip(REGISTER, [lifetime.discard(KEY, refused)])
+    await connections.close()
+    assert await store.look_up(KEY) is not None
+
+
 async def test_a_stopped_server_costs_one_time_out(
     server: EmbeddedStore, redis_backend: RedisBackend
 ) -> None:

@@ -228,8 +228,9 @@ async def test_a_full_server_is_a_typed_error_and_leaves_no_parts(kind: str) -> 
         backend = RedisBackend(server.url)
         store = backend.open(chunk_bytes=1 << 20)
         await store.put(KEY, make_bundle())
-        with pytest.raises(StoreFull):
-            await store.put(make_key("b"), megabytes(20))
+        for _ in range(20):  # a part that was still on its way may come after the others were deleted
+            with pytest.raises(StoreFull):
+                await store.put(make_key("b"), megabytes(20))
         assert {name for name in await backend.names() if str(KEY) not in name} == set()
         await check_reads(store)
         await store.close()
