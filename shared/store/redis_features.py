@@ -28,7 +28,7 @@ from shared.store import redis_scan
 from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
 from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_chunks import read_chunks, write_chunks
-from shared.store.redis_connection import RedisConnections, WrongType
+from shared.store.redis_connection import RedisConnections, WrongType, expected
 from shared.store.redis_look_up import NO_SUCH_NAME, LookUp, Refresh, decode, look_up
 from shared.store.redis_socket import Command, RedisSocket
 from shared.store.store import FeatureStore, StoredFeature
@@ -139,7 +139,7 @@ class RedisFeatureStore:
                     break
                 keep = lifetime.keep(found.manifest, lifetime.milliseconds(seconds))
                 (reply,) = await self._round_trip(key, [keep])
-                left_ms = lifetime.time_left(reply)
+                left_ms = expected(reply, int)
             kept = _expiry(left_ms) if left_ms > lifetime.PART_IS_GONE else None
             operation.hit_or_miss(kept)
             return kept

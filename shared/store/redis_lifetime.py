@@ -110,11 +110,6 @@ def keep(manifest: Manifest, ttl_ms: int) -> Command:
     return ("EVAL", _KEEP, len(names), *names, manifest.write_id, ttl_ms)
 
 
-def time_left(reply: Any) -> int:
-    """The reply to `keep`."""
-    return expected(reply, int)
-
-
 def discard(key: FeatureKey, held: bytes | WrongType) -> Command:
     """Deletes a manifest that can't be used, if it still is the one that was read."""
     return ("EVAL", _DISCARD, 1, manifest_name(key), b"" if isinstance(held, WrongType) else held)

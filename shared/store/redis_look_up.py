@@ -12,9 +12,8 @@ from shared.features.codec import MAX_MANIFEST_BYTES, FeatureCodec
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
-from shared.store import redis_lifetime as lifetime
 from shared.store.names import chunk_names, manifest_name
-from shared.store.redis_connection import WrongType, exchange_on
+from shared.store.redis_connection import WrongType, exchange_on, expected
 from shared.store.redis_socket import Command, RedisSocket
 
 NO_SUCH_NAME: Final = -2
@@ -52,7 +51,7 @@ def look_up(socket: RedisSocket, codec: FeatureCodec, key: FeatureKey, refresh: 
     replies = exchange_on(socket, [*(("STRLEN", name) for name in names), *due])
     problem = _problem_of_chunks(manifest, replies)
     # What was overwritten meanwhile was not refreshed, and lives no longer than it did.
-    left_ms = max(left_ms, *(lifetime.time_left(reply) for reply in replies[len(names) :]), 0)
+    left_ms = max(left_ms, *(expected(reply, int) for reply in replies[len(names) :]), 0)
     return LookUp(held, left_ms, manifest, problem)
 
 

@@ -1,5 +1,7 @@
 """TLS with a real handshake, against Debian's server: commands and chunks both go through it."""
 
+import asyncio
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from demo.ports import free_port
 from shared.errors import StoreUnavailable
 from tests.contract.backends import RedisBackend
 from tests.contract.test_redis_store import KEY, check_reads, megabytes
-from tests.feature_samples import make_bundle, same_bytes
+from tests.feature_samples import make_bundle, make_key, same_bytes
 from tests.redis_servers import start_server
 
 
@@ -66,6 +68,29 @@ async def test_features_travel_over_tls(address: str, certificate: Path) -> None
         fetched = await store.fetch(manifest)
         assert fetched is not None
         assert same_bytes(fetched.tensor, large.tensor)
+    await store.close()
+
+
+async def test_reads_that_are_cancelled_anywhere_in_a_tls_stream_disturb_no_other(
+    address: str, certificate: Path
+) -> None:
+    store = RedisBackend(address).open(
+        url=f"{address}?ssl_ca_certs={certificate}", chunk_bytes=1 << 19, connections=2
+    )
+    manifests = []
+    for number, name in enumerate("ab"):
+        bundle = megabytes(3)
+        bundle.tensor.fill_(number + 1)
+        manifests.append((await store.put(make_key(name), bundle)).manifest)
+    randomness = random.Random(13)
+    for _ in range(60):
+        cancelled = asyncio.create_task(store.fetch(manifests[0]))
+        await asyncio.sleep(randomness.uniform(0, 0.02))
+        cancelled.cancel()
+        found = await store.fetch(manifests[1])
+        await asyncio.gather(cancelled, return_exceptions=True)
+        assert found is not None
+        assert bool((found.tensor == 2).all())
     await store.close()
 
 
