@@ -11,7 +11,7 @@ from typing import Final
 
 from shared.features.assembly import ChunkPlace
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord
-from shared.store.redis_connection import WrongType, checked_reply
+from shared.store.redis_replies import WrongType, checked_reply, expected
 from shared.store.redis_socket import ErrorReply, RedisSocket, bulk, number
 
 NO_SUCH_NAME: Final = -2
@@ -56,14 +56,14 @@ def read_chunks(
     asked = iter([left, *(b"*2\r\n$3\r\nGET\r\n" + bulk(name.encode()) for name in names), left])
     ahead = 2 + _BYTES_AHEAD // max(len(place.memory) for place in places)
     held.send(b"".join(islice(asked, ahead)))
-    if number(checked_reply(held.line())) == NO_SUCH_NAME:
+    if _milliseconds(held) == NO_SUCH_NAME:
         held.close()  # the values need not be received
         return NO_SUCH_NAME
     for place in places:
         _receive(held, place)
         held.send(next(asked, b""))
         held.get_on()
-    return number(checked_reply(held.line()))
+    return _milliseconds(held)
 
 
 def _receive(held: RedisSocket, place: ChunkPlace) -> None:
@@ -85,3 +85,7 @@ def _check_size(reply: bytes | ErrorReply, size: int) -> None:
             raise IncompleteRecord
         case header if header != b"$%d" % size:
             raise DamagedRecord(DamageCause.LENGTH)
+
+
+def _milliseconds(held: RedisSocket) -> int:
+    return number(expected(checked_reply(held.line()), bytes))

@@ -13,42 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from enum import Enum
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from shared.errors import StoreFull, StoreUnavailable
+from shared.errors import StoreUnavailable
 from shared.store.metrics import CONNECTION_WAIT_SECONDS
+from shared.store.redis_replies import checked_reply, exchange_on
 from shared.store.redis_servers import ClusterServers, OnlyServer, SentinelServers, Servers
-from shared.store.redis_socket import Argument, Command, ErrorReply, RedisSocket
+from shared.store.redis_socket import Command, RedisSocket
 from shared.store.redis_url import Address, StoreKind, StoreUrl, parse_store_url
-
-# What replies are; those of scripts are for their readers to check.
-_REPLIES: Final[dict[Argument, type]] = {
-    "GETRANGE": bytes,
-    "INFO": bytes,
-    "PEXPIRE": int,
-    "PTTL": int,
-    "SCAN": list,
-    "SET": bytes,
-    "STRLEN": int,
-    "UNLINK": int,
-}
 
 T = TypeVar("T")
 Job = Callable[[RedisSocket], T]
-
-
-class WrongType(Enum):
-    """The reply in place of an error of type WRONGTYPE: the name holds something else than bytes."""
-
-    WRONG_TYPE = "WRONGTYPE"
-
-
-class WrongServer(RedisError):
-    """The server can't serve the name (any more): it became a replica, a slot has moved, or it loads."""
 
 
 class RedisConnections:
@@ -255,40 +233,3 @@ class _Exchange:
             self.is_given_up = True
             if self._socket is not None:
                 self._socket.abandon()
-
-
-def checked_reply(reply: Any) -> Any:
-    """The reply, if it is no error that says something about the server.
-
-    Raises:
-        StoreFull, StoreUnavailable, WrongServer: it is.
-    """
-    if not isinstance(reply, ErrorReply):
-        return reply
-    match reply.code:
-        case b"MOVED" | b"READONLY" | b"LOADING" | b"MASTERDOWN" | b"CLUSTERDOWN":
-            raise WrongServer from reply
-        case b"OOM":
-            raise StoreFull("the feature store is full") from reply
-        case b"WRONGTYPE":
-            return WrongType.WRONG_TYPE
-        case _:
-            raise StoreUnavailable("the feature store refused a command") from reply
-
-
-def expected(reply: Any, kind: type[T]) -> T:
-    """The reply, if it is of this kind; raises StoreUnavailable where the server broke the protocol."""
-    if not isinstance(reply, kind):
-        raise StoreUnavailable("the feature store broke the protocol")
-    return reply
-
-
-def exchange_on(held: RedisSocket, commands: Sequence[Command]) -> list[Any]:
-    """The checked replies to commands on a connection, for jobs of `RedisConnections.run`."""
-    replies = zip(commands, held.round_trip(commands), strict=True)
-    return [_of_its_kind(command, checked_reply(reply)) for command, reply in replies]
-
-
-def _of_its_kind(command: Command, reply: Any) -> Any:
-    kind = _REPLIES.get(command[0])
-    return reply if kind is None or isinstance(reply, WrongType) else expected(reply, kind)

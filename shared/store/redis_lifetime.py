@@ -21,7 +21,7 @@ from shared.features.codec import MAX_MANIFEST_BYTES
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import chunk_names, manifest_name, names_of_write, register_name
-from shared.store.redis_connection import WrongType, expected
+from shared.store.redis_replies import WrongType, expected
 from shared.store.redis_socket import Command
 
 # What `keep` replies in place of the time that is left.

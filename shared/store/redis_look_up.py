@@ -13,7 +13,7 @@ from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord,
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import chunk_names, manifest_name
-from shared.store.redis_connection import WrongType, exchange_on, expected
+from shared.store.redis_replies import WrongType, exchange_on, expected
 from shared.store.redis_socket import Command, RedisSocket
 
 NO_SUCH_NAME: Final = -2

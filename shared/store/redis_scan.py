@@ -13,7 +13,8 @@ from shared.features.damage import DamagedRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import key_of_manifest, manifest_name, manifest_pattern
-from shared.store.redis_connection import RedisConnections, WrongType, expected
+from shared.store.redis_connection import RedisConnections
+from shared.store.redis_replies import WrongType, expected
 from shared.store.redis_socket import Command
 from shared.store.survey import StoreMemory, Survey
 

@@ -88,6 +88,8 @@ HOSTILE = [
     b"-CLUSTERDOWN\r\n",
     b"-ASK 1 127.0.0.1:1\r\n",
     b"-TRYAGAIN\r\n",
+    b"-WRONGTYPE\r\n",
+    b":0\r\n",
     b":x\r\n",
     b":\r\n",
     b"+OK\r\n",
