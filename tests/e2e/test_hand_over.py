@@ -102,7 +102,7 @@ def test_the_right_answer_without_the_store(pair: Pair, client: LenspairClient, 
 
 
 def test_who_wants_no_hand_over_gets_a_typed_error_in_time(pair: Pair) -> None:
-    options = ClientOptions(allow_hand_over=False)
+    options = ClientOptions(allow_hand_over=False, patience_seconds=0)
     with (
         LenspairClient(pair.encoder.address, pair.decoder.address, options) as strict,
         _harmed(pair, "stopped"),
