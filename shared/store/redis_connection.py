@@ -116,7 +116,7 @@ class RedisConnections:
         """
         self._servers.look_again()
         servers = self._servers.all()
-        return self._new_socket(servers[number % len(servers)])
+        return self._new_socket(servers[number % len(servers)], self._timeout_seconds)
 
     async def run(self, name: str, job: Job[T]) -> T:
         """Runs an idempotent job on a connection to the server that holds `name`.
@@ -302,5 +302,7 @@ def exchange_on(held: RedisSocket, commands: Sequence[Command]) -> list[Any]:
 
 
 def _of_its_kind(command: Command, reply: Any) -> Any:
+    if reply is None and "NX" in command:  # it stands already
+        return None
     kind = _REPLIES.get(command[0])
     return reply if kind is None or isinstance(reply, WrongType) else expected(reply, kind)
