@@ -49,6 +49,7 @@ async def check_read(store: FeatureStore, name: str, seed: int) -> None:
     assert same_bytes(bundle.tensor, make_bundle(seed=seed).tensor)
 
 
+# S13
 async def test_records_spread_over_the_nodes_and_are_found(ports: list[int]) -> None:
     store = open_store(ports[:1])
     bundles = [make_bundle(seed=seed) for seed in range(len(NAMES))]

@@ -90,6 +90,7 @@ async def test_waiting_for_a_connection_is_bounded_too(server: EmbeddedStore, st
     await check_reads(store)
 
 
+# S15
 async def test_a_server_that_stops_in_the_middle_of_a_read(
     server: EmbeddedStore, redis_backend: RedisBackend
 ) -> None:
@@ -110,6 +111,7 @@ async def test_a_server_that_stops_in_the_middle_of_a_read(
     await store.close()
 
 
+# S17
 async def test_killed_connections_are_replaced_silently(
     redis_backend: RedisBackend, store: FeatureStore
 ) -> None:
@@ -119,6 +121,7 @@ async def test_killed_connections_are_replaced_silently(
         await check_reads(store)
 
 
+# S17
 async def test_a_connection_killed_under_a_command_is_retried_once(
     redis_backend: RedisBackend, store: FeatureStore
 ) -> None:
@@ -158,6 +161,7 @@ async def test_nothing_listens() -> None:
 # --- cancellation -----------------------------------------------------------------------------------
 
 
+# S01
 async def test_a_cancelled_read_never_gives_its_answer_to_the_next(
     server: EmbeddedStore, redis_backend: RedisBackend, tmp_path: Path
 ) -> None:
@@ -210,6 +214,7 @@ async def test_cancellations_do_not_use_up_the_pool(store: FeatureStore) -> None
     await asyncio.gather(*(check_reads(store) for _ in range(10)))
 
 
+# S03
 async def test_more_readers_than_connections_wait_and_are_served(redis_backend: RedisBackend) -> None:
     store = redis_backend.open(connections=2)
     await store.put(KEY, make_bundle())
@@ -222,6 +227,7 @@ async def test_more_readers_than_connections_wait_and_are_served(redis_backend: 
 # --- full, evicted, limited -------------------------------------------------------------------------
 
 
+# S05
 @pytest.mark.parametrize("kind", SERVER_KINDS)
 async def test_a_full_server_is_a_typed_error_and_leaves_no_parts(kind: str) -> None:
     with start_server(kind, {"maxmemory": "10mb", "maxmemory-policy": "noeviction"}) as server:
@@ -263,6 +269,7 @@ async def test_records_whose_parts_were_evicted_are_clean_misses(kind: str) -> N
         await backend.client.aclose()
 
 
+# S07
 @pytest.mark.parametrize("kind", SERVER_KINDS)
 async def test_values_above_the_servers_limit_are_cut_into_chunks(kind: str) -> None:
     """`proto-max-bulk-len` of 1 MiB stands in for the 512 MiB at which a Redis string ends."""
@@ -326,6 +333,7 @@ async def test_a_record_without_a_time_to_live_gets_one(
 # --- URLs -------------------------------------------------------------------------------------------
 
 
+# S08
 @pytest.mark.parametrize(
     "url",
     [
@@ -365,21 +373,6 @@ async def test_tcp_password_and_database_number(kind: str) -> None:
             await stranger.ping()
         assert "wrong" not in str(caught.value)
         await stranger.close()
-
-
-async def test_an_acl_user_sees_nothing_but_features(redis_backend: RedisBackend) -> None:
-    rules = {"enabled": True, "passwords": ["+s3cret"], "keys": ["lenspair:*"], "categories": ["+@all"]}
-    await redis_backend.client.acl_setuser("reader", **rules)  # type: ignore[arg-type]
-    path = redis_backend.url.removeprefix("unix://")
-    store = redis_backend.open(url=f"unix://reader:s3cret@{path}")
-    await store.put(KEY, make_bundle())
-    await check_reads(store)
-    names = {client["user"] for client in await redis_backend.client.client_list()}
-    assert names == {"default", "reader"}
-    await redis_backend.client.acl_deluser("reader")  # cuts its connections
-    with pytest.raises(StoreUnavailable):
-        await store.put(KEY, make_bundle())
-    await store.close()
 
 
 @pytest.mark.parametrize("kind", SERVER_KINDS)
