@@ -12,8 +12,8 @@ _LINES = (("ceiling", "bare socket", ":"), ("ours", "Lenspair", "-"), ("redis_py
 
 def plot(tables: Mapping[str, Mapping[Way, Mapping[int, Speeds]]], path: Path) -> None:
     """Writes a PNG with one panel for each kind of connection and way."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    panels = figure.subplots(len(tables), 2, sharex=True, squeeze=False)
+    figure = Figure(figsize=(12, 6), layout="constrained")
+    panels = figure.subplots(len(tables), 3, sharex=True, squeeze=False)
     for row, (name, table) in zip(panels, tables.items(), strict=True):
         for panel, (way, sizes) in zip(row, table.items(), strict=True):
             for field, label, style in _LINES:

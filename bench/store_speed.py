@@ -33,7 +33,8 @@ _MEGABYTE: Final = 1_000_000
 # Rounds that only warm up caches, sockets and memory.
 _FIRST_ROUNDS: Final = 2
 
-Way = Literal["put", "get"]
+# A get is a look-up and a fetch.
+Way = Literal["put", "get", "fetch"]
 Move = Callable[[], Any]
 
 
@@ -84,7 +85,7 @@ class BareSocket:
 
 async def measure(url: str, *, rounds: int) -> dict[Way, dict[int, Speeds]]:
     """The speeds by way and by size in MB, the medians of some rounds."""
-    speeds: dict[Way, dict[int, Speeds]] = {"put": {}, "get": {}}
+    speeds: dict[Way, dict[int, Speeds]] = {"put": {}, "get": {}, "fetch": {}}
     store = _open(url)
     try:
         for megabytes in tqdm(MEGABYTES, desc=urlsplit(url).scheme, leave=False, disable=None):
@@ -99,22 +100,41 @@ async def _measure_size(url: str, store: FeatureStore, megabytes: int, rounds: i
     bundle = _feature(megabytes)
     data = bundle.tensor.view(torch.uint8).numpy().reshape(-1).data
     bare, plain = BareSocket(url, data), redis.Redis.from_url(url, protocol=2)
+
+    async def make_room() -> None:
+        await store.delete(_KEY)
+        plain.unlink("bare", "plain")
+
     try:
         put = await _compete(
-            partial(store.put, _KEY, bundle), bare.put, partial(plain.set, "plain", data.tobytes()), rounds
+            partial(store.put, _KEY, bundle),
+            bare.put,
+            partial(plain.set, "plain", data.tobytes()),
+            rounds,
+            before=make_room,
         )
         get = await _compete(partial(_get, store), bare.get, partial(plain.get, "plain"), rounds)
+        found = await store.look_up(_KEY)
+        assert found is not None
+        fetch = await _compete(
+            partial(store.fetch, found.manifest), bare.get, partial(plain.get, "plain"), rounds
+        )
     finally:
         bare.close()
         plain.flushall()
         plain.close()
-    return {"put": _speeds(put, len(data)), "get": _speeds(get, len(data))}
+    ways: dict[Way, Mapping[str, list[float]]] = {"put": put, "get": get, "fetch": fetch}
+    return {way: _speeds(seconds, len(data)) for way, seconds in ways.items()}
 
 
-async def _compete(ours: Move, ceiling: Move, redis_py: Move, rounds: int) -> Mapping[str, list[float]]:
-    """Seconds of each, round by round."""
+async def _compete(
+    ours: Move, ceiling: Move, redis_py: Move, rounds: int, *, before: Move | None = None
+) -> Mapping[str, list[float]]:
+    """Seconds of each, round by round; `before` is done before each round and not timed."""
     seconds: dict[str, list[float]] = {"ours": [], "ceiling": [], "redis_py": []}
     for turn in range(_FIRST_ROUNDS + rounds):
+        if before is not None:
+            await before()
         for name, move in (("ours", ours), ("ceiling", ceiling), ("redis_py", redis_py)):
             start = time.perf_counter()
             if name == "ours":

@@ -34,11 +34,23 @@ class RecordAssembly:
         self._buffer = _BUFFERS.take(manifest.size_bytes)
         self._missing = set(range(len(manifest.chunk_checksums)))
 
-    def place(self, index: int) -> "ChunkPlace":
-        """The place of a chunk; `close` it when the chunk is there."""
+    def memory(self, index: int) -> memoryview:
+        """Where a chunk belongs; `check` it when it is there."""
         start = index * self._manifest.chunk_bytes
-        memory = self._buffer.data[start : start + self._manifest.chunk_size(index)]
-        return ChunkPlace(self, index, memory, self._seal)
+        return self._buffer.data[start : start + self._manifest.chunk_size(index)]
+
+    def check(self, index: int) -> None:
+        """Looks at a chunk that has been put into its memory, all of it at once and nothing else.
+
+        Raises:
+            DamagedRecord: its checksum is not that of the manifest, or a value is NaN or infinite.
+        """
+        chunk = self.memory(index)
+        if self._seal.checksum(chunk) != self._manifest.chunk_checksums[index]:
+            raise DamagedRecord(DamageCause.CHECKSUM)
+        if not _is_finite(chunk, self._manifest.dtype):
+            raise DamagedRecord(DamageCause.NOT_FINITE)
+        self._missing.discard(index)
 
     def add(self, index: int, chunk: Bytes) -> None:
         """Checks a whole chunk and copies it.
@@ -46,31 +58,11 @@ class RecordAssembly:
         Raises:
             DamagedRecord: its length or checksum is not that of the manifest, or a value is not finite.
         """
-        place = self.place(index)
-        if len(chunk) != len(place.memory):
+        memory = self.memory(index)
+        if len(chunk) != len(memory):
             raise DamagedRecord(DamageCause.LENGTH)
-        place.memory[:] = chunk
-        place.received(len(chunk))
-        place.close()
-
-    def close(self, index: int, checksum: bytes) -> None:
-        """Notes that a chunk is there; raises DamagedRecord when it is another one."""
-        if checksum != self._manifest.chunk_checksums[index]:
-            raise DamagedRecord(DamageCause.CHECKSUM)
-        self._missing.discard(index)
-
-    def is_finite(self, values: memoryview) -> bool:
-        """True when no value is NaN or infinite.
-
-        In a format's bits, those are the largest numbers of either sign: two maxima tell, several times
-        faster than a look at each value. Values of fp8 are numbers after their conversion only.
-        """
-        if self._manifest.dtype == FP8:
-            return True
-        signed, unsigned, infinity = _INFINITY_BITS[self._manifest.dtype]
-        sign = 1 << (8 * np.dtype(unsigned).itemsize - 1)
-        numbers = np.frombuffer(values, signed)
-        return bool(numbers.max() < infinity and numbers.view(unsigned).max() < infinity + sign)
+        memory[:] = chunk
+        self.check(index)
 
     def finish(self) -> FeatureBundle:
         """The bundle; every chunk has been added.
@@ -95,34 +87,15 @@ class RecordAssembly:
         return bundle
 
 
-class ChunkPlace:
-    """The memory of one chunk, to be filled from its beginning on by one thread.
+def _is_finite(values: memoryview, dtype: str) -> bool:
+    """True when no value is NaN or infinite.
 
-    What has been filled is told to `received` while it is still in the processor's cache.
+    In a format's bits, those are the largest numbers of either sign: two maxima tell, several times faster
+    than a look at each value. Values of fp8 are numbers after their conversion only.
     """
-
-    def __init__(self, assembly: RecordAssembly, index: int, memory: memoryview, seal: Seal) -> None:
-        self.memory = memory
-        self._assembly = assembly
-        self._index = index
-        self._hasher = seal.hasher()
-        self._end = 0
-        self._is_finite = True
-
-    def received(self, end: int) -> None:
-        """The memory is filled up to `end`, a multiple of CHUNK_ALIGNMENT or the chunk's end."""
-        piece = self.memory[self._end : end]
-        self._hasher.update(piece)
-        self._is_finite = self._is_finite and self._assembly.is_finite(piece)
-        self._end = end
-
-    def close(self) -> None:
-        """The chunk is there.
-
-        Raises:
-            DamagedRecord: its checksum is not that of the manifest, or a value is NaN or infinite.
-        """
-        assert self._end == len(self.memory), "the chunk is not all there"
-        self._assembly.close(self._index, self._hasher.digest())
-        if not self._is_finite:
-            raise DamagedRecord(DamageCause.NOT_FINITE)
+    if dtype == FP8:
+        return True
+    signed, unsigned, infinity = _INFINITY_BITS[dtype]
+    sign = 1 << (8 * np.dtype(unsigned).itemsize - 1)
+    numbers = np.frombuffer(values, signed)
+    return bool(numbers.max() < infinity and numbers.view(unsigned).max() < infinity + sign)

@@ -30,17 +30,6 @@ class Seal(Protocol):
     def checksum(self, chunk: Bytes) -> bytes:
         """The checksum that a manifest holds for a chunk."""
 
-    def hasher(self) -> "Hasher":
-        """The same checksum, taken bit by bit."""
-
-
-class Hasher(Protocol):
-    """A checksum under way."""
-
-    def update(self, data: Bytes, /) -> None: ...
-
-    def digest(self) -> bytes: ...
-
 
 class DamageSeal:
     """xxh3-128: notices damage. Whoever can write to the store can forge it."""
@@ -55,9 +44,6 @@ class DamageSeal:
 
     def checksum(self, chunk: Bytes) -> bytes:
         return xxhash.xxh3_128_digest(chunk)
-
-    def hasher(self) -> Hasher:
-        return xxhash.xxh3_128()
 
 
 class ForgerySeal:
@@ -78,9 +64,6 @@ class ForgerySeal:
 
     def checksum(self, chunk: Bytes) -> bytes:
         return hashlib.sha256(chunk).digest()
-
-    def hasher(self) -> Hasher:
-        return hashlib.sha256()
 
     def _tag(self, payload: bytes) -> bytes:
         return hmac.digest(self._store_key, payload, "sha256")

@@ -1,15 +1,14 @@
 """Moves the chunks of a record between a connection and memory; knows no manifests.
 
 Each value goes straight from the tensor's memory to the socket, or from the socket to the memory that
-becomes the tensor. It is received in pieces small enough to be still in the processor's cache when their
-checksum is taken.
+becomes the tensor, where each chunk is checked while the next one is on its way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from shared.features.assembly import ChunkPlace
+from shared.features.assembly import RecordAssembly
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord
 from shared.store.redis_replies import WrongType, checked_reply, expected
 from shared.store.redis_socket import ErrorReply, RedisSocket, bulk, number
@@ -17,7 +16,6 @@ from shared.store.redis_socket import ErrorReply, RedisSocket, bulk, number
 NO_SUCH_NAME: Final = -2
 
 _BYTES_AHEAD: Final = 8 * 1024 * 1024
-_PIECE_BYTES: Final = 512 * 1024
 
 
 def write_chunks(held: RedisSocket, names: Sequence[str], chunks: Sequence[memoryview], ttl_ms: int) -> None:
@@ -41,40 +39,36 @@ def write_chunks(held: RedisSocket, names: Sequence[str], chunks: Sequence[memor
 
 
 def read_chunks(
-    held: RedisSocket, manifest_name: str, names: Sequence[str], places: Sequence[ChunkPlace]
+    held: RedisSocket, manifest_name: str, names: Mapping[int, str], assembly: RecordAssembly
 ) -> int:
-    """Receives values into their places, and tells how many milliseconds the manifest lives on.
+    """Receives chunks, by their indexes, into their memory; the milliseconds that the manifest lives on.
 
     -2 when there is no manifest: before the values were read, or any more afterwards. A few values are asked
     for ahead, so that the server never waits, and no more, because it copies what was asked for.
 
     Raises:
         IncompleteRecord: a value is gone.
-        DamagedRecord: one is not what its place expects.
+        DamagedRecord: one is not what the manifest says.
     """
     left = b"*2\r\n$4\r\nPTTL\r\n" + bulk(manifest_name.encode())
-    asked = iter([left, *(b"*2\r\n$3\r\nGET\r\n" + bulk(name.encode()) for name in names), left])
-    ahead = 2 + _BYTES_AHEAD // max(len(place.memory) for place in places)
+    asked = iter([left, *(b"*2\r\n$3\r\nGET\r\n" + bulk(name.encode()) for name in names.values()), left])
+    ahead = 2 + _BYTES_AHEAD // max(len(assembly.memory(index)) for index in names)
     held.send(b"".join(islice(asked, ahead)))
     if _milliseconds(held) == NO_SUCH_NAME:
         held.close()  # the values need not be received
         return NO_SUCH_NAME
-    for place in places:
-        _receive(held, place)
+    for index in names:
+        _receive(held, assembly.memory(index))
         held.send(next(asked, b""))
+        assembly.check(index)
         held.get_on()
     return _milliseconds(held)
 
 
-def _receive(held: RedisSocket, place: ChunkPlace) -> None:
-    memory = place.memory
+def _receive(held: RedisSocket, memory: memoryview) -> None:
     _check_size(held.line(), len(memory))
-    for start in range(0, len(memory), _PIECE_BYTES):
-        end = min(start + _PIECE_BYTES, len(memory))
-        held.fill(memory[start:end])
-        place.received(end)
+    held.fill(memory)
     held.end_of_string()
-    place.close()
 
 
 def _check_size(reply: bytes | ErrorReply, size: int) -> None:

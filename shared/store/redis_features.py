@@ -22,7 +22,7 @@ from shared.features.bundle import FeatureBundle
 from shared.features.codec import MAX_MANIFEST_BYTES, EncodedRecord, FeatureCodec
 from shared.features.damage import DamagedRecord, UnusableRecord
 from shared.features.key import FeatureKey
-from shared.features.manifest import Manifest, StoreDtype
+from shared.features.manifest import FP8, Manifest, StoreDtype
 from shared.store import redis_lifetime as lifetime
 from shared.store import redis_scan
 from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
@@ -31,11 +31,12 @@ from shared.store.redis_chunks import read_chunks, write_chunks
 from shared.store.redis_connection import RedisConnections
 from shared.store.redis_look_up import NO_SUCH_NAME, LookUp, Refresh, decode, look_up
 from shared.store.redis_replies import WrongType, expected
-from shared.store.redis_socket import Command, RedisSocket
+from shared.store.redis_socket import Command
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
 
 _STREAMS: Final = 2
+_ONE_STREAM_BYTES: Final = 16 * 1024 * 1024
 
 T = TypeVar("T")
 
@@ -177,13 +178,8 @@ class RedisFeatureStore:
         name, names = manifest_name(manifest.key), chunk_names(manifest)
 
         async def read(batch: range) -> int:
-            chunks = [names[index] for index in batch]
-
-            def job(held: RedisSocket) -> int:
-                # A repeated job begins with new places: nothing that the first attempt saw counts.
-                return read_chunks(held, name, chunks, [assembly.place(index) for index in batch])
-
-            return await self._connections.run(name, job)
+            chunks = {index: names[index] for index in batch}
+            return await self._connections.run(name, lambda held: read_chunks(held, name, chunks, assembly))
 
         left_ms = min(await _side_by_side(read, _batches(manifest)))
         if left_ms == NO_SUCH_NAME:  # the manifest is the authority: what was deleted is not served
@@ -191,7 +187,8 @@ class RedisFeatureStore:
         READ_BYTES.inc(manifest.size_bytes)
         if refresh := self._refresh_commands(manifest, left_ms):
             await self._round_trip(manifest.key, refresh)
-        return await asyncio.to_thread(assembly.finish)  # fp8 is converted there
+        # Only fp8 has anything left to compute.
+        return await asyncio.to_thread(assembly.finish) if manifest.dtype == FP8 else assembly.finish()
 
     async def _write(self, key: FeatureKey, record: EncodedRecord) -> None:
         # A second try, because servers that evict by sampling may well take the newest values.
@@ -242,9 +239,9 @@ class RedisFeatureStore:
 
 
 def _batches(manifest: Manifest) -> list[range]:
-    """The chunks in as many ranges as there are streams, each for one exchange."""
+    """The chunks in one range for each stream: two where that is worth the way to another thread."""
     count = len(manifest.chunk_checksums)
-    step = -(-count // _STREAMS)
+    step = count if manifest.size_bytes <= _ONE_STREAM_BYTES else -(-count // _STREAMS)
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
