@@ -10,6 +10,7 @@ from PIL import Image
 
 from encoder_service.hand_over import HandOver, HandOverMemory
 from encoder_service.intake import Intake
+from encoder_service.leading import Leading
 from encoder_service.media import MediaLimits, load_codecs
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
 from encoder_service.preprocess import ImagePreprocessor
@@ -28,7 +29,8 @@ from shared.features.manifest import stored_dtype
 from shared.features.source import Address, SourceSeal
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
 from shared.rpc.process import run_process
-from shared.store.open_store import open_codec, open_store
+from shared.store.leases import FeatureLeases
+from shared.store.open_store import open_codec, open_feature_leases, open_store
 from shared.store.store import FeatureStore
 
 SERVICE_NAME = encoder_pb2.DESCRIPTOR.services_by_name["EncoderService"].full_name
@@ -44,6 +46,7 @@ class Encoder:
     worker: Worker
     intake: Intake
     store: FeatureStore
+    leases: FeatureLeases
 
     async def run(self) -> None:
         """Serves the queue."""
@@ -54,6 +57,7 @@ class Encoder:
         await self.service.close()
         await asyncio.to_thread(self.worker.close)
         await asyncio.to_thread(self.intake.close)
+        await self.leases.close()
         await self.store.close()
 
 
@@ -69,6 +73,7 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
     """Loads the model, runs it once, and puts the parts together behind the servicer."""
     checkpoint = open_checkpoint(settings.checkpoint)
     store = open_store(settings, checkpoint.fingerprint)
+    leases = open_feature_leases(settings, settings.lease_seconds)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     preprocessor = ImagePreprocessor.open(checkpoint.path)
     policy = pixel_policy(settings, preprocessor)
@@ -92,6 +97,7 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         policy=policy,
         namespace=namespace([*fields, *model.namespace_fields(), ("stored_dtype", stored_as)]),
         hand_over=offers,
+        leading=Leading(leases),
     )
     stored = StoredFeatures(
         store=store,
@@ -100,7 +106,7 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         max_keep_alive_seconds=settings.max_keep_alive_seconds,
     )
     servicer.use(service, stored)
-    return Encoder(service, worker, intake, store)
+    return Encoder(service, worker, intake, store, leases)
 
 
 def hand_over(settings: EncoderSettings, codec: FeatureCodec) -> HandOver:

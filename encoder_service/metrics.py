@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from opentelemetry import trace
 from prometheus_client import Counter, Gauge, Histogram
 
-Stage = Literal["digest", "lookup", "decode", "preprocess", "queue", "tower", "store"]
+Stage = Literal["digest", "lookup", "lease", "decode", "preprocess", "queue", "tower", "store"]
 
 FEATURES = Counter(
     "lenspair_encoder_features_total", "Features handed out, by how they came about.", ["outcome"]
@@ -54,6 +54,22 @@ HAND_OVER_BYTES = Gauge("lenspair_encoder_hand_over_bytes", "Bytes kept to be ha
 HandOverEvent = Literal["offered", "not_wanted", "too_large", "served", "missing"]
 for _event in get_args(HandOverEvent):
     HAND_OVERS.labels(_event)
+
+LEASES = Counter(
+    "lenspair_encoder_leases_total",
+    "Computations that no other call of this process led: lease taken, or taken_over from another process, "
+    "joined with one that stored the feature, without a lease because none could be had; and leases lost.",
+    ["event"],
+)
+LEASE_WAIT_SECONDS = Histogram(
+    "lenspair_encoder_lease_wait_seconds",
+    "Waits for another process that computes the same feature.",
+    buckets=(0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)
+
+LeaseEvent = Literal["taken", "taken_over", "joined", "without", "lost"]
+for _event in get_args(LeaseEvent):
+    LEASES.labels(_event)
 
 tracer = trace.get_tracer("lenspair.encoder")
 

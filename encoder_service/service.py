@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 
 from encoder_service import metrics
 from encoder_service.hand_over import HandOver, StoreProblem
 from encoder_service.intake import Intake
+from encoder_service.leading import Leading, Turn
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
 from encoder_service.tally import Kind, TenantTally
 from encoder_service.worker import Worker
@@ -90,7 +92,8 @@ class _Found:
 class EncoderService:
     """What the encoder does for its callers. `namespace` is the key part of model and processor.
 
-    `hand_over` keeps what the store does not take; without it the store's errors are the callers'.
+    `hand_over` keeps what the store does not take; without it the store's errors are the callers'. `leading`
+    sees to it that of all processes one computes a new picture.
     `tally` counts what each tenant was handed out.
     """
 
@@ -103,6 +106,7 @@ class EncoderService:
         policy: PixelPolicy,
         namespace: str,
         hand_over: HandOver,
+        leading: Leading,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -111,6 +115,7 @@ class EncoderService:
         self._policy = policy
         self._namespace = namespace
         self._hand_over = hand_over
+        self._leading = leading
         self._clock = clock
         self.tally = TenantTally()
         self._flights: SingleFlight[FeatureKey, _Found] = SingleFlight()
@@ -183,6 +188,7 @@ class EncoderService:
     async def close(self) -> None:
         """Ends what is still being computed. No call may follow."""
         await self._flights.close()
+        await self._leading.close()
 
     async def _fly(self, key: FeatureKey, deadline: float, work: Work[_Found]) -> _Found:
         timeout = asyncio.timeout(max(0.0, deadline - self._clock()))
@@ -200,21 +206,32 @@ class EncoderService:
     async def _find_or_make(
         self, key: FeatureKey, data: bytes, settings: EffectiveSettings, claim: Claim
     ) -> _Found:
-        problem: StoreProblem | None = None
-        found = None
-        try:
-            with metrics.stage("lookup"):
-                found = await self._store.look_up(key)
-        except StoreUnavailable as error:
-            self._hand_over.check_wanted(key, error)
-            problem = error
-        if found is not None:
-            self._hand_over.forget(key)
-            return _Found(found, Outcome.HIT)
-        kept = self._hand_over.find(key)
-        outcome = Outcome.ENCODED if kept is None else Outcome.HIT
-        bundle = await self._make(data, settings, claim) if kept is None else kept
-        return await self._store_or_offer(key, bundle, outcome, problem)
+        async with self._leading.turn(key) as turn:
+            problem: StoreProblem | None = None
+            found = None
+            try:
+                found = await self._find(key, turn)
+            except StoreUnavailable as error:
+                self._hand_over.check_wanted(key, error)
+                problem = error
+            if found is not None:
+                self._hand_over.forget(key)
+                return found
+            kept = self._hand_over.find(key)
+            outcome = Outcome.ENCODED if kept is None else Outcome.HIT
+            bundle = await self._make(data, settings, claim) if kept is None else kept
+            return await self._store_or_offer(key, bundle, outcome, problem)
+
+    async def _find(self, key: FeatureKey, turn: Turn) -> _Found | None:
+        """What the store has, or gets from another process meanwhile; None: it is this one's to compute."""
+        outcome, feature = Outcome.HIT, await self._look_up(key)
+        if feature is None and self._hand_over.find(key) is None:
+            outcome, feature = Outcome.JOINED, await turn.wait(partial(self._look_up, key))
+        return None if feature is None else _Found(feature, outcome)
+
+    async def _look_up(self, key: FeatureKey) -> StoredFeature | None:
+        with metrics.stage("lookup"):
+            return await self._store.look_up(key)
 
     async def _make(self, data: bytes, settings: EffectiveSettings, claim: Claim) -> FeatureBundle:
         num_patches = await self._intake.count_patches(data, settings)

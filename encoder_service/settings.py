@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shared.features.source import Address
 from shared.settings import SharedSettings
+from shared.store.leases import MAX_LEASE_SECONDS
 
 
 class EncoderSettings(SharedSettings):
@@ -61,6 +62,13 @@ class EncoderSettings(SharedSettings):
         description="Most patches that wait or are prepared (6 KiB each); more get QUEUE_FULL.",
     )
 
+    lease_seconds: float = Field(
+        default=5.0,
+        ge=0.1,
+        le=MAX_LEASE_SECONDS,
+        description="How long an encoder that died keeps others from the picture that it was computing. "
+        "Leases take up to three more connections to the store.",
+    )
     max_keep_alive_seconds: int = Field(
         default=24 * 60 * 60,
         ge=1,

@@ -34,6 +34,11 @@ def register_name(key: FeatureKey) -> str:
     return f"lenspair:{{{key}}}:w"
 
 
+def lease_name(key: FeatureKey) -> str:
+    """The name of the lease of whoever computes the feature."""
+    return f"lenspair:{{{key}}}:l"
+
+
 def manifest_pattern(tenant: str) -> str:
     """What the names of all manifests of a tenant match; a tenant's key part holds no special character.
 

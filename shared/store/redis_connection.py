@@ -84,6 +84,18 @@ class RedisConnections:
 
         return await self._run(work)
 
+    def own_socket(self, number: int) -> RedisSocket:
+        """A connection outside the pool, to one of the servers, for the caller's own thread; may block.
+
+        The number chooses among the servers, which are found out anew.
+
+        Raises:
+            redis.RedisError, OSError: no server can be found.
+        """
+        self._servers.look_again()
+        servers = self._servers.all()
+        return self._new_socket(servers[number % len(servers)])
+
     async def run(self, name: str, job: Job[T]) -> T:
         """Runs an idempotent job on a connection to the server that holds `name`.
 

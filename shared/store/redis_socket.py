@@ -106,6 +106,25 @@ class RedisSocket:
         self.send(*self._connection.pack_commands(commands))
         return [self._reply() for _ in commands]
 
+    def tell(self, command: Command) -> None:
+        """Sends a command and reads no reply; for subscribers, whose replies come by `push`."""
+        self._connection.send_packed_command(self._connection.pack_commands([command]))
+
+    def has_more(self, seconds: float) -> bool:
+        """Waits so long for what the server sends next."""
+        return self._connection.can_read(seconds)
+
+    def push(self) -> Any:
+        """What the server sends next: to subscribers, an array.
+
+        Raises:
+            redis.RedisError, OSError: the connection broke, or it is no array.
+        """
+        said = self._read()
+        if not isinstance(said, list) or len(said) < 2:
+            raise RedisConnectionError("the store said something unexpected to a subscriber")
+        return said
+
     def send(self, *parts: bytes | memoryview) -> None:
         """Sends bytes as they are."""
         assert self._socket is not None

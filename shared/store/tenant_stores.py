@@ -6,7 +6,7 @@ store is full or down, only its own calls end with an error.
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from datetime import datetime
 
 import structlog
@@ -15,6 +15,7 @@ from shared.errors import StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.key import FeatureKey, tenant_tag
 from shared.features.manifest import Manifest
+from shared.store.leases import FeatureLeases, HeldLease
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
 
@@ -75,3 +76,36 @@ async def _warn_if_dead(tenant: str, store: FeatureStore) -> None:
         await store.ping()
     except StoreUnavailable as error:
         _log.warning("a tenant's own store does not answer", tenant=tenant, cause=error.message)
+
+
+class TenantFeatureLeases:
+    """FeatureLeases that lie where the features of the key's tenant do."""
+
+    def __init__(self, common: FeatureLeases, own: Mapping[str, FeatureLeases]) -> None:
+        self._common = common
+        self._own = {tenant_tag(name): leases for name, leases in own.items()}
+
+    @property
+    def seconds(self) -> float:
+        return self._common.seconds
+
+    async def take(self, key: FeatureKey, token: str) -> HeldLease:
+        return await self._of(key).take(key, token)
+
+    async def renew(self, key: FeatureKey, token: str) -> bool:
+        return await self._of(key).renew(key, token)
+
+    async def release(self, key: FeatureKey, token: str) -> bool:
+        return await self._of(key).release(key, token)
+
+    def listening(self, key: FeatureKey) -> AbstractContextManager[asyncio.Event]:
+        return self._of(key).listening(key)
+
+    async def close(self) -> None:
+        """Closes all, also when one of them fails to."""
+        async with AsyncExitStack() as stack:
+            for leases in (self._common, *self._own.values()):
+                stack.push_async_callback(leases.close)
+
+    def _of(self, key: FeatureKey) -> FeatureLeases:
+        return self._own.get(key.tenant, self._common)

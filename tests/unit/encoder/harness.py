@@ -9,6 +9,7 @@ from typing import Any
 
 from encoder_service.hand_over import HandOver, HandOverMemory
 from encoder_service.intake import Intake
+from encoder_service.leading import Leading
 from encoder_service.media import MediaLimits
 from encoder_service.media_settings import PixelPolicy, RequestedSettings
 from encoder_service.preprocess import ImagePreprocessor
@@ -18,7 +19,9 @@ from encoder_service.worker import Worker
 from shared.batching import BatchLimits
 from shared.features.codec import FeatureCodec
 from shared.features.key import namespace, tenant_tag
+from shared.store.leases import FeatureLeases
 from shared.store.memory import MemoryFeatureStore, MemoryValue
+from shared.store.memory_leases import MemoryFeatureLeases
 from shared.store.store import FeatureStore
 from tests.fakes import FakeTower
 from tests.unit.encoder.samples import LIMITS
@@ -64,6 +67,7 @@ async def an_encoder(
     *,
     store: FeatureStore | None = None,
     hand_over: HandOver | None = None,
+    leases: FeatureLeases | None = None,
     model: str = "a model",
     max_queue_items: int = 64,
     limits: MediaLimits = LIMITS,
@@ -80,6 +84,7 @@ async def an_encoder(
         policy=POLICY,
         namespace=namespace([("model", model)]),
         hand_over=hand_over,
+        leading=Leading(leases or MemoryFeatureLeases()),
     )
     stored = StoredFeatures(
         store=store,
