@@ -95,20 +95,21 @@ class Turn:
         self, look_up: LookUp, released: asyncio.Event
     ) -> tuple[metrics.LeaseEvent, StoredFeature | None]:
         leaders: set[str] = set()
-        while len(leaders) <= _MOST_LEADERS:
+        while True:
             released.clear()
             lease = await self._try_to_take()
             if lease is None:
-                break
+                return "without", None
             if lease.holder == self._token:
                 self._renewing = asyncio.create_task(self._renew())
                 found = await look_up()  # the one before may have stored it just now
                 return ("joined" if found else "taken_over" if leaders else "taken"), found
             leaders.add(lease.holder)
+            if len(leaders) > _MOST_LEADERS:
+                return "without", None
             await _wait_for(released, lease.seconds_left)
             if (found := await look_up()) is not None:
                 return "joined", found
-        return "without", None
 
     async def _try_to_take(self) -> HeldLease | None:
         self.may_hold = True  # also when the answer does not come

@@ -16,6 +16,7 @@ import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped, unused-ignore]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from PIL import Image
 
 from encoder_service.media import MediaLimits
@@ -26,8 +27,9 @@ from shared.features.key import FeatureKey
 from shared.pb.lenspair.encoder.v1 import encoder_pb2 as pb
 from shared.pb.lenspair.encoder.v1 import encoder_pb2_grpc as pb_grpc
 from shared.rpc.server import RpcServer
+from shared.store.memory_leases import LeaseTable, MemoryFeatureLeases
 from shared.store.store import FeatureStore
-from tests.unit.encoder.harness import Harness, an_encoder
+from tests.unit.encoder.harness import Harness, a_store, an_encoder, picture
 from tests.unit.encoder.samples import LIMITS, declared_png, encoded, noise, solid
 
 SECONDS = 20.0
@@ -417,3 +419,14 @@ async def test_a_deadline_is_kept(server: Server) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await server.stub.Encode(image(solid("red")), timeout=0.3)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_spans_say_who_led(preprocessor: ImagePreprocessor, spans: InMemorySpanExporter) -> None:
+    store, table = a_store(), LeaseTable()
+    async with (
+        an_encoder(preprocessor, store=store, leases=MemoryFeatureLeases(table)) as one,
+        an_encoder(preprocessor, store=store, leases=MemoryFeatureLeases(table)) as other,
+    ):
+        await asyncio.gather(*(each.service.encode(picture(solid("red"))) for each in (one, other)))
+    attributes = [span.attributes or {} for span in spans.get_finished_spans() if span.name == "encode.lease"]
+    assert sorted(str(each["lenspair.lease.role"]) for each in attributes) == ["follower", "leader"]
