@@ -1,4 +1,4 @@
-"""Stores of single tenants beside the one that all others share; knows no kind of store.
+"""Stores of single tenants, and leases in them, beside the one that all others share; knows no kind of store.
 
 A tenant with a store of its own has a capacity of its own: it evicts nobody, nobody evicts it, and when its
 store is full or down, only its own calls end with an error.

@@ -86,6 +86,16 @@ async def test_a_follower_hears_nothing_before_it_needs_to(place: RedisLeasePlac
     assert (await client.pubsub_numsub("lenspair:released"))[0][1] == 0
 
 
+async def test_the_first_wait_misses_no_release(place: RedisLeasePlace) -> None:
+    """The subscription is made when the first wait has begun already."""
+    leader, follower = place.open(MINUTE), place.open(MINUTE)
+    await leader.take(key := new_key(), "a")
+    with follower.listening(key) as released:
+        assert await holder(follower, key, "b") == "a"
+        await leader.release(key, "a")
+        assert await is_woken(released)
+
+
 async def test_a_release_that_a_broken_subscription_missed_wakes_all_the_same(
     place: RedisLeasePlace, client: Redis
 ) -> None:
@@ -97,8 +107,10 @@ async def test_a_release_that_a_broken_subscription_missed_wakes_all_the_same(
         assert await holder(follower, key, "b") == "a"
         released.clear()
         assert await client.client_kill_filter(_type="pubsub") == 1
+        assert await is_woken(released), "a break is a reason to look again"
+        released.clear()
         await leader.release(key, "a")
-        assert await is_woken(released)
+        assert await is_woken(released), "and so is its end"
     await asyncio.sleep(1.5)
     await check_a_release_wakes(leader, follower, new_key())
 
