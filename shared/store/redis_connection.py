@@ -94,7 +94,7 @@ class RedisConnections:
         """
         self._servers.look_again()
         servers = self._servers.all()
-        return self._new_socket(servers[number % len(servers)])
+        return self._new_socket(servers[number % len(servers)], self._timeout_seconds)
 
     async def run(self, name: str, job: Job[T]) -> T:
         """Runs an idempotent job on a connection to the server that holds `name`.

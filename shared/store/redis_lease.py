@@ -16,7 +16,8 @@ from shared.errors import StoreUnavailable
 from shared.features.key import FeatureKey
 from shared.store.leases import MAX_LEASE_SECONDS, Bells, HeldLease
 from shared.store.names import lease_name
-from shared.store.redis_connection import RedisConnections, WrongType
+from shared.store.redis_connection import RedisConnections
+from shared.store.redis_replies import WrongType
 from shared.store.redis_subscription import RedisSubscription
 
 RELEASED_CHANNEL: Final = "lenspair:released"

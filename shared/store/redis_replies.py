@@ -25,7 +25,7 @@ _REPLIES: Final[dict[Argument, tuple[type, ...]]] = {
     "PEXPIRE": (int,),
     "PTTL": (int,),
     "SCAN": (list,),
-    "SET": (bytes,),
+    "SET": (bytes, type(None)),  # none where NX finds that the name stands
     "STRLEN": (int, WrongType),
     "UNLINK": (int,),
 }

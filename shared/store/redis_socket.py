@@ -79,13 +79,16 @@ class RedisSocket:
 
     def is_quiet(self) -> bool:
         """False when the server has closed it, or when bytes that nobody asked for wait in it."""
-        if self._socket is None:
-            return True
+        return self._socket is None or not self.has_more(0)
+
+    def has_more(self, seconds: float) -> bool:
+        """Waits so long for what the server sends next; its end of the connection is something too."""
+        assert self._socket is not None
         if self._received or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
-            return False
+            return True
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
+        return bool(poll.poll(seconds * 1000))
 
     def abandon(self) -> None:
         """Ends what another thread does with it; that thread then sees a broken connection."""
@@ -108,11 +111,7 @@ class RedisSocket:
 
     def tell(self, command: Command) -> None:
         """Sends a command and reads no reply; for subscribers, whose replies come by `push`."""
-        self._connection.send_packed_command(self._connection.pack_commands([command]))
-
-    def has_more(self, seconds: float) -> bool:
-        """Waits so long for what the server sends next."""
-        return self._connection.can_read(seconds)
+        self.send(*self._connection.pack_commands([command]))
 
     def push(self) -> Any:
         """What the server sends next: to subscribers, an array.
@@ -120,7 +119,7 @@ class RedisSocket:
         Raises:
             redis.RedisError, OSError: the connection broke, or it is no array.
         """
-        said = self._read()
+        said = self._reply()
         if not isinstance(said, list) or len(said) < 2:
             raise RedisConnectionError("the store said something unexpected to a subscriber")
         return said

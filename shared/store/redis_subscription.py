@@ -15,7 +15,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from shared.errors import StoreUnavailable
-from shared.store.redis_connection import RedisConnections, WrongServer, checked_reply
+from shared.store.redis_connection import RedisConnections
+from shared.store.redis_replies import WrongServer, checked_reply
 from shared.store.redis_socket import RedisSocket
 
 _log = structlog.get_logger("lenspair.store")
