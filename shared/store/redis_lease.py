@@ -33,7 +33,7 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 _RELEASE: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])
+return redis.call('UNLINK', KEYS[1])
 """
 
 
