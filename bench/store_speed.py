@@ -131,11 +131,13 @@ async def _compete(
     ours: Move, ceiling: Move, redis_py: Move, rounds: int, *, before: Move | None = None
 ) -> Mapping[str, list[float]]:
     """Seconds of each, round by round; `before` is done before each round and not timed."""
-    seconds: dict[str, list[float]] = {"ours": [], "ceiling": [], "redis_py": []}
+    moves = (("ours", ours), ("ceiling", ceiling), ("redis_py", redis_py))
+    seconds: dict[str, list[float]] = {name: [] for name, _ in moves}
     for turn in range(_FIRST_ROUNDS + rounds):
         if before is not None:
             await before()
-        for name, move in (("ours", ours), ("ceiling", ceiling), ("redis_py", redis_py)):
+        # Each second round goes backwards: everybody finds the caches as his predecessor left them.
+        for name, move in moves if turn % 2 else reversed(moves):
             start = time.perf_counter()
             if name == "ours":
                 await move()

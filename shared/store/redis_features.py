@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from shared.errors import StoreFull
@@ -30,8 +31,8 @@ from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_chunks import read_chunks, write_chunks
 from shared.store.redis_connection import RedisConnections
 from shared.store.redis_look_up import NO_SUCH_NAME, LookUp, Refresh, decode, look_up
-from shared.store.redis_replies import WrongType, expected
-from shared.store.redis_socket import Command
+from shared.store.redis_replies import WrongType, exchange_on, expected
+from shared.store.redis_socket import Command, RedisSocket
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey
 
@@ -197,31 +198,35 @@ class RedisFeatureStore:
 
     async def _try_to_write(self, key: FeatureKey, record: EncodedRecord) -> bool:
         """Writes chunks, then the manifest; False when a chunk was gone before the manifest stood."""
-        register = lifetime.register(record.manifest, self._ttl_ms)
-        await self._round_trip(key, [register])
         name, names = manifest_name(key), chunk_names(record.manifest)
+        register = lifetime.register(record.manifest, self._ttl_ms)
+        close: list[Command] = [
+            *(("PEXPIRE", chunk, self._ttl_ms) for chunk in names),
+            register,  # its time runs as long as theirs
+            ("SET", name, record.sealed_manifest, "PX", self._ttl_ms),
+        ]
 
-        async def write(batch: range) -> None:
-            batch_names = [names[index] for index in batch]
+        def write(held: RedisSocket, batch: range) -> None:
             chunks = [record.chunks[index] for index in batch]
-            await self._connections.run(
-                name, lambda held: write_chunks(held, batch_names, chunks, self._ttl_ms)
-            )
+            write_chunks(held, [names[index] for index in batch], chunks, self._ttl_ms)
 
+        def write_all(held: RedisSocket) -> list[Any]:
+            exchange_on(held, [register])
+            write(held, range(len(names)))
+            return exchange_on(held, close)
+
+        batches = _batches(record.manifest)
+        if len(batches) == 1:
+            *still_there, _, _ = await self._connections.run(name, write_all)
+            return all(still_there)
+        await self._round_trip(key, [register])
+        streams = [self._connections.run(name, partial(write, batch=batch)) for batch in batches]
         # An error ends no other stream: what a server has not yet read of a refused write must not be
         # written after its parts were deleted.
-        batches = _batches(record.manifest)
-        for outcome in await asyncio.gather(*map(write, batches), return_exceptions=True):
+        for outcome in await asyncio.gather(*streams, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
-        *still_there, _, _ = await self._round_trip(
-            key,
-            [
-                *(("PEXPIRE", chunk, self._ttl_ms) for chunk in names),
-                register,  # its time runs as long as theirs
-                ("SET", name, record.sealed_manifest, "PX", self._ttl_ms),
-            ],
-        )
+        *still_there, _, _ = await self._round_trip(key, close)
         return all(still_there)
 
     def _refresh_commands(self, manifest: Manifest, left_ms: int) -> list[Command]:
