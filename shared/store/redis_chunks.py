@@ -10,10 +10,8 @@ from typing import Final
 
 from shared.features.assembly import RecordAssembly
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord
-from shared.store.redis_replies import WrongType, checked_reply, expected
+from shared.store.redis_replies import NO_SUCH_NAME, WrongType, checked_reply, expected
 from shared.store.redis_socket import ErrorReply, RedisSocket, bulk, number
-
-NO_SUCH_NAME: Final = -2
 
 _BYTES_AHEAD: Final = 8 * 1024 * 1024
 

@@ -30,8 +30,8 @@ from shared.store.metrics import READ_BYTES, WRITTEN_BYTES, Operation, observed
 from shared.store.names import chunk_names, manifest_name
 from shared.store.redis_chunks import read_chunks, write_chunks
 from shared.store.redis_connection import RedisConnections
-from shared.store.redis_look_up import NO_SUCH_NAME, LookUp, Refresh, decode, look_up
-from shared.store.redis_replies import WrongType, exchange_on, expected
+from shared.store.redis_look_up import LookUp, Refresh, decode, look_up
+from shared.store.redis_replies import NO_SUCH_NAME, WrongType, exchange_on, expected
 from shared.store.redis_socket import Command, RedisSocket
 from shared.store.store import FeatureStore, StoredFeature
 from shared.store.survey import Survey

@@ -17,13 +17,12 @@ from shared.features.key import FeatureKey
 from shared.store.leases import MAX_LEASE_SECONDS, Bells, HeldLease
 from shared.store.names import lease_name
 from shared.store.redis_connection import RedisConnections
-from shared.store.redis_replies import WrongType
+from shared.store.redis_replies import NO_SUCH_NAME, WrongType
 from shared.store.redis_subscription import RedisSubscription
 
 RELEASED_CHANNEL: Final = "lenspair:released"
 
 _TOKEN_BYTES: Final = 64
-_NO_SUCH_NAME: Final = -2
 # A lease exchange is small: two threads serve thousands in a second.
 _CONNECTIONS: Final = 2
 
@@ -63,7 +62,7 @@ class RedisFeatureLeases:
                 ("PTTL", name),
             ],
         )
-        if left_ms == _NO_SUCH_NAME:  # it has ended between the commands
+        if left_ms == NO_SUCH_NAME:  # it has ended between the commands
             return HeldLease("", 0.0)
         if isinstance(holder, WrongType) or not 0 <= left_ms <= MAX_LEASE_SECONDS * 1000:
             raise StoreUnavailable("the feature store holds something else than a lease under its name")

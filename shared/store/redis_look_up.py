@@ -6,17 +6,15 @@ parsing a manifest that somebody made as large as can be takes too long for an e
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from shared.features.codec import MAX_MANIFEST_BYTES, FeatureCodec
 from shared.features.damage import DamageCause, DamagedRecord, IncompleteRecord, UnusableRecord
 from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import chunk_names, manifest_name
-from shared.store.redis_replies import WrongType, exchange_on, expected
+from shared.store.redis_replies import NO_SUCH_NAME, WrongType, exchange_on, expected
 from shared.store.redis_socket import Command, RedisSocket
-
-NO_SUCH_NAME: Final = -2
 
 # The commands that refresh a record of which so many milliseconds are left.
 Refresh = Callable[[Manifest, int], list[Command]]

@@ -11,6 +11,9 @@ from shared.store.redis_socket import Argument, Command, ErrorReply, RedisSocket
 
 T = TypeVar("T")
 
+# What PTTL replies where there is no such name.
+NO_SUCH_NAME: Final = -2
+
 
 class WrongType(Enum):
     """The reply in place of an error of type WRONGTYPE: the name holds something else than bytes."""

@@ -14,7 +14,7 @@ from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import key_of_manifest, manifest_name, manifest_pattern
 from shared.store.redis_connection import RedisConnections
-from shared.store.redis_replies import WrongType, expected
+from shared.store.redis_replies import NO_SUCH_NAME, WrongType, expected
 from shared.store.redis_socket import Command
 from shared.store.survey import StoreMemory, Survey
 
@@ -22,7 +22,6 @@ from shared.store.survey import StoreMemory, Survey
 _STEP: Final = 500
 # A manifest is some hundred bytes; a hostile one is a megabyte, and so many of them fit into memory.
 _MANIFESTS_AT_ONCE: Final = 32
-_NO_SUCH_NAME: Final = -2
 _MOST_DIGITS: Final = 20
 _REPORT: Final[Command] = ("INFO", "memory")
 
@@ -77,7 +76,7 @@ async def _count(ask: Ask, codec: FeatureCodec, keys: Sequence[FeatureKey], coun
     now = datetime.now(UTC)
     manifests = await asyncio.to_thread(_decode_all, codec, keys, replies[0::2])
     for manifest, left_ms in zip(manifests, replies[1::2], strict=True):
-        if left_ms == _NO_SUCH_NAME:  # it expired since its name was seen
+        if left_ms == NO_SUCH_NAME:  # it expired since its name was seen
             continue
         if manifest is None:
             counted.damaged += 1
