@@ -93,8 +93,8 @@ class EncoderService:
     """What the encoder does for its callers. `namespace` is the key part of model and processor.
 
     `hand_over` keeps what the store does not take; without it the store's errors are the callers'. `leading`
-    sees to it that of all processes one computes a new picture.
-    `tally` counts what each tenant was handed out.
+    sees to it that of all processes one computes a new picture. `tally` counts what each tenant was handed
+    out.
     """
 
     def __init__(

@@ -130,7 +130,8 @@ class RedisConnections:
         except (RedisError, OSError) as error:  # a TimeoutError is one
             raise StoreUnavailable("the feature store does not answer") from error
         finally:
-            future.cancel()
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # seen, also when the caller has gone
             exchange.give_up()
             self._exchanges.discard(exchange)
 

@@ -76,7 +76,7 @@ def open_feature_store(
 
 
 class RedisFeatureStore:
-    """A FeatureStore in one Redis server."""
+    """A FeatureStore in Redis."""
 
     def __init__(self, connections: RedisConnections, codec: FeatureCodec, *, ttl_seconds: float) -> None:
         self._connections = connections

@@ -14,6 +14,7 @@ from shared.features.key import FeatureKey
 from shared.features.manifest import Manifest
 from shared.store.names import key_of_manifest, manifest_name, manifest_pattern
 from shared.store.redis_connection import RedisConnections
+from shared.store.redis_look_up import decode
 from shared.store.redis_replies import NO_SUCH_NAME, WrongType, expected
 from shared.store.redis_socket import Command
 from shared.store.survey import StoreMemory, Survey
@@ -91,12 +92,9 @@ def _decode_all(
 
 
 def _decode(codec: FeatureCodec, key: FeatureKey, held: bytes | WrongType) -> Manifest | None:
-    if isinstance(held, WrongType):
-        return None
-    try:
-        return codec.decode_manifest(key, held)
-    except DamagedRecord:
-        return None
+    with suppress(DamagedRecord):
+        return decode(codec, key, held)
+    return None
 
 
 async def _memory(connections: RedisConnections) -> StoreMemory | None:
