@@ -1,5 +1,6 @@
 """One answer as it grows: from the engine's tokens to pieces of text and a closing account."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from decoder_service.detokenize import Detokenizer
@@ -8,10 +9,10 @@ from decoder_service.engine.engine import Prompt, RequestTimings, TokenOutput
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next part of an answer: new characters (maybe none yet), and the token behind them if any."""
+    """The next part of an answer: new characters (maybe none yet), and the tokens behind them."""
 
     text: str
-    token: TokenOutput | None
+    tokens: tuple[TokenOutput, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,19 @@ class Answer:
         for token_id in continuation:
             self._add_token(token_id)
 
-    def add(self, output: TokenOutput) -> Piece:
-        """The piece that a token completes; sets `finish` when it is the last one."""
-        text = "" if output.token_id is None else self._add_token(output.token_id)
-        if output.finish and not self.finish:
-            self.finish = output.finish
-            text += self._detokenizer.finish()
-        return Piece(text, None if output.token_id is None else output)
+    def add(self, outputs: Iterable[TokenOutput]) -> Piece:
+        """The piece that tokens make; sets `finish` when the last one is among them. None follows it."""
+        texts, tokens = [], []
+        for output in outputs:
+            if self.finish:
+                break
+            if output.token_id is not None:
+                texts.append(self._add_token(output.token_id))
+                tokens.append(output)
+            if output.finish and not self.finish:
+                self.finish = output.finish
+                texts.append(self._detokenizer.finish())
+        return Piece("".join(texts), tuple(tokens))
 
     def ending(self, prompt: Prompt, timings: RequestTimings, arrived: float) -> Ending:
         """The account of a finished answer; `arrived` is the monotonic time of the request's arrival."""

@@ -8,7 +8,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from decoder_service.allowed_sources import AllowedSources
 from decoder_service.byte_budget import ByteBudget
-from decoder_service.engine.engine import GenerationRequest, Limits, Prompt, Sampling
+from decoder_service.engine.engine import GenerationRequest, Limits, NoTensors, Prompt, Sampling
 from decoder_service.engine.kv_cache import BLOCK_TOKENS, BlockManager
 from decoder_service.engine.kv_pool import KVPool
 from decoder_service.engine.language_model import LanguageModel, open_language_model
@@ -132,7 +132,7 @@ def _warm_up(runner: ModelRunner) -> None:
     """Runs one step, so that no caller pays for what is made on first use."""
     prompt = Prompt(token_ids=(0, 0), positions=((0, 0, 0), (1, 1, 1)), next_position=2)
     name = "warm-up"
-    runner.open(GenerationRequest(name, prompt, (), Sampling(), Limits(max_output_tokens=1)))
+    runner.open(GenerationRequest(name, prompt, NoTensors(), Sampling(), Limits(max_output_tokens=1)))
     first = Chunk(name, start=0, token_ids=(0, 0), row=0, samples=True, output_index=0, block_table=[0])
     runner.run(Step((first,)))
     runner.close(name)

@@ -29,18 +29,19 @@ class ByteBudget:
 
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
-        """Waits until `size` bytes are free and holds them until the block ends.
+        """Waits until `size` bytes are free and holds them until the block ends. Raises as `acquire`."""
+        await self.acquire(size)
+        try:
+            yield
+        finally:
+            self.release(size)
+
+    async def acquire(self, size: int) -> None:
+        """Waits until `size` bytes are free and takes them, until they are released.
 
         Raises:
             QueueFull: the line is full.
         """
-        await self._acquire(size)
-        try:
-            yield
-        finally:
-            self._release(size)
-
-    async def _acquire(self, size: int) -> None:
         if not self._line and self._fits(size):
             self._held += size
             return
@@ -55,13 +56,14 @@ class ByteBudget:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._release(size)  # the turn came in the moment of the cancellation
+                self.release(size)  # the turn came in the moment of the cancellation
             else:
                 self._line.remove((size, turn))
                 self._admit()
             raise
 
-    def _release(self, size: int) -> None:
+    def release(self, size: int) -> None:
+        """Gives bytes back that were acquired."""
         self._held -= size
         self._admit()
 

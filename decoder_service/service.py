@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from decoder_service.answer import Answer, Ending, Piece
@@ -15,14 +15,13 @@ from decoder_service.engine.engine import (
     Limits,
     Prompt,
     RequestTimings,
-    TokenOutput,
 )
 from decoder_service.feature_reader import FeatureReader, Location, NamedKey
 from decoder_service.observation import Generation, stage
 from decoder_service.prompt import FeaturePart, PromptBuilder, TextPart, Turn
+from decoder_service.stored_tensors import StoredTensors
 from decoder_service.task import Task, TaskLimits, check_task
 from shared.errors import PromptTooLong
-from shared.features.bundle import FeatureBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +75,17 @@ class DecoderService:
         generation = Generation(self._model_name, prompt, task.sampling, limits)
         with generation.recorded():
             if not answer.finish:
-                async with aclosing(self._outputs(task, prompt, limits, locations, timings)) as outputs:
-                    async for output in outputs:
-                        yield answer.add(output)
+                request = GenerationRequest(
+                    request_id=str(next(self._numbers)),
+                    prompt=prompt,
+                    features=StoredTensors(self._reader, self._feature_budget, task.turns, locations),
+                    sampling=task.sampling,
+                    limits=limits,
+                    continuation=task.continuation,
+                )
+                async with aclosing(self._engine.generate(request, timings)) as stretches:
+                    async for outputs in stretches:
+                        yield answer.add(outputs)
                         if answer.finish:
                             break
             ending = answer.ending(prompt, timings, arrived)
@@ -128,43 +135,4 @@ class DecoderService:
             min_output_tokens=task.min_output_tokens,
             stop_token_ids=self._prompts.stop_token_ids,
             ignore_eos=task.ignore_eos,
-        )
-
-    async def _outputs(
-        self,
-        task: Task,
-        prompt: Prompt,
-        limits: Limits,
-        locations: Mapping[str, Location],
-        timings: RequestTimings,
-    ) -> AsyncGenerator[TokenOutput, None]:
-        """The engine's tokens. Tensors count against the budget until the engine has used them."""
-        size_bytes = sum(location.manifest.tensor_bytes for location in locations.values())
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(self._feature_budget.hold(size_bytes))
-            # No name is given to the request: the engine lets go of its tensors as soon as it can.
-            outputs = self._engine.generate(
-                GenerationRequest(
-                    request_id=str(next(self._numbers)),
-                    prompt=prompt,
-                    features=await self._fetch(task.turns, locations),
-                    sampling=task.sampling,
-                    limits=limits,
-                    continuation=task.continuation,
-                ),
-                timings,
-            )
-            async with aclosing(outputs):
-                async for output in outputs:
-                    await held.aclose()
-                    yield output
-
-    async def _fetch(
-        self, turns: Sequence[Turn], locations: Mapping[str, Location]
-    ) -> tuple[FeatureBundle, ...]:
-        """The tensors in the order of the prompt."""
-        with stage("fetch"):
-            bundles = await self._reader.fetch(locations)
-        return tuple(
-            bundles[part.key] for turn in turns for part in turn.parts if isinstance(part, FeaturePart)
         )

@@ -128,10 +128,10 @@ def _part(part: pb.Part, name: str) -> Part:
 def _delta(piece: Piece, task: pb.GenerationTask) -> pb.Delta:
     """Empty when there is nothing to send."""
     delta = pb.Delta(text=piece.text)
-    if piece.token is not None and task.return_token_ids:
-        delta.token_ids.append(_token_id(piece.token))
-    if piece.token is not None and task.HasField("top_logprobs"):
-        delta.logprobs.append(_logprobs(piece.token))
+    if task.return_token_ids:
+        delta.token_ids.extend(map(_token_id, piece.tokens))
+    if task.HasField("top_logprobs"):
+        delta.logprobs.extend(map(_logprobs, piece.tokens))
     return delta
 
 

@@ -12,6 +12,7 @@
     ├── FeatureNotFound             the store does not have it (any more); encode again
     ├── FeatureRevisionMismatch     made by another checkpoint, or in a layout unknown here
     ├── QueueFull                   try again after `retry_after_seconds`
+    ├── OutOfMemory                 the device can't compute this request even alone
     ├── StoreFull                   the store refused to take more
     ├── StoreUnavailable            the store does not answer
     ├── NotReady                    this server still loads its model
@@ -94,6 +95,10 @@ class QueueFull(LenspairError):
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+
+
+class OutOfMemory(LenspairError):
+    reason = "OUT_OF_MEMORY"
 
 
 class StoreFull(LenspairError):

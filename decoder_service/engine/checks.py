@@ -1,5 +1,6 @@
 """What a request must be so that no step can fail on it; checked before it meets its neighbours."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decoder_service.engine.engine import GenerationRequest, Prompt
@@ -37,16 +38,21 @@ def check_length(request: GenerationRequest, context_tokens: int) -> None:
 
 
 def check_request(request: GenerationRequest, shape: ModelShape) -> None:
-    """Raises InvalidRequest or FeatureRevisionMismatch for what the model can't compute.
-
-    Reads every value of the features once; keep it off the event loop.
-    """
+    """Raises InvalidRequest for what the model can't compute, whatever the features are."""
     if not request.prompt.token_ids:
         raise InvalidRequest("the prompt is empty", field="task.turns")
     _check_token_ids(request.prompt.token_ids, shape.vocab_size, "task.turns")
     _check_token_ids(request.continuation, shape.vocab_size, _CONTINUATION)
-    _check_spans(request.prompt, request.features)
-    for bundle in request.features:
+
+
+def check_features(prompt: Prompt, first: int, bundles: Sequence[FeatureBundle], shape: ModelShape) -> None:
+    """Raises InvalidRequest or FeatureRevisionMismatch for features that the model can't compute with.
+
+    `bundles` are the features from number `first` of the prompt on. Reads every value once; keep it off the
+    event loop.
+    """
+    _check_spans(prompt.visual_spans[first:], bundles)
+    for bundle in bundles:
         _check_bundle(bundle, shape)
 
 
@@ -55,12 +61,12 @@ def _check_token_ids(token_ids: tuple[int, ...], vocab_size: int, field: str) ->
         raise InvalidRequest(f"token ids are from 0 to {vocab_size - 1}", field=field)
 
 
-def _check_spans(prompt: Prompt, features: tuple[FeatureBundle, ...]) -> None:
-    if len(prompt.visual_spans) != len(features):
-        raise InvalidRequest(
-            f"{len(prompt.visual_spans)} placeholders, {len(features)} items", field="task.turns"
-        )
-    for spans, bundle in zip(prompt.visual_spans, features, strict=True):
+def _check_spans(
+    visual_spans: Sequence[tuple[tuple[int, int], ...]], features: Sequence[FeatureBundle]
+) -> None:
+    if len(visual_spans) != len(features):
+        raise InvalidRequest(f"{len(visual_spans)} placeholders, {len(features)} items", field="task.turns")
+    for spans, bundle in zip(visual_spans, features, strict=True):
         places = sum(count for _, count in spans)
         if places != bundle.token_count:
             raise InvalidRequest(

@@ -8,6 +8,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder_service.engine.sequence import Priority
 from shared.features.bundle import FeatureBundle
 
 
@@ -16,14 +20,23 @@ class Sampling:
     """How one request's tokens are chosen.
 
     `temperature` 0 is greedy; `top_p` in [0, 1], where 0 keeps the best token alone; `top_k` 0 keeps all.
-    With a `seed`, the noise at token t depends on (seed, t) alone. `top_logprobs` asks for the best
-    candidates at each place (0: the chosen token's alone; None: nothing).
+    `min_p` drops tokens below this share of the best one's probability. `repetition_penalty` counts the
+    tokens of prompt (but not its visual positions) and answer, `presence_penalty` and `frequency_penalty`
+    those of the answer; `logit_bias` has (token id, what is added to its logit) pairs. With a `seed`, the
+    noise at token t depends on (seed, t, `sample_index`) alone. `top_logprobs` asks for the best candidates
+    at each place (0: the chosen token's alone; None: nothing).
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    sample_index: int = 0
     top_logprobs: int | None = None
 
 
@@ -61,19 +74,62 @@ class Prompt:
         return sum(count for spans in self.visual_spans for _, count in spans)
 
 
+class FeatureTensors(Protocol):
+    """The tensors behind one request's features, got when its prefill needs them and no earlier.
+
+    A prompt that the prefix cache covers needs none; one that lost its blocks may need them again.
+    """
+
+    async def load(self, first: int) -> tuple[FeatureBundle, ...]:
+        """The features from number `first` of the prompt on. What it raises ends the request."""
+
+    def release(self) -> None:
+        """Nobody needs what was loaded any more, until the next `load`; may be called at any time."""
+
+
+class NoTensors:
+    """The FeatureTensors of a prompt without pictures."""
+
+    async def load(self, first: int) -> tuple[FeatureBundle, ...]:
+        assert first == 0
+        return ()
+
+    def release(self) -> None:
+        """Nothing was loaded."""
+
+
+class TokenGrammar(Protocol):
+    """Which tokens the form of one answer allows next. Called on the model thread, and never slow there:
+    masks are computed elsewhere, from the moment on that a token is accepted.
+    """
+
+    def mask(self) -> NDArray[np.int32]:
+        """Bit `t % 32` of word `t // 32` is set where token t may come next; waits until it is known."""
+
+    def accept(self, token_id: int) -> None:
+        """Goes on behind a token that the last mask allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request to an engine. `request_id` is unique among live requests.
 
-    `continuation` are tokens of this answer that were generated before; decoding resumes after them.
+    `feature_ids` say what the features are, one for each of `prompt.visual_spans`: equal ids mean equal
+    tensors. Blocks of the KV cache are shared between prompts that begin with the same tokens and features,
+    and whose `prefix_root` is the same. `grammar`, if any, has already accepted `continuation`, which are
+    tokens of this answer that were generated before; decoding resumes after them.
     """
 
     request_id: str
     prompt: Prompt
-    features: tuple[FeatureBundle, ...]
+    features: FeatureTensors
     sampling: Sampling
     limits: Limits
+    feature_ids: tuple[bytes, ...] = ()
+    prefix_root: bytes = b""
     continuation: tuple[int, ...] = ()
+    priority: Priority = Priority.NORMAL
+    grammar: TokenGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +161,16 @@ class EngineStats:
     running: int
     waiting: int
     kv_blocks_used: int
+    kv_blocks_cached: int
     kv_blocks_total: int
 
 
 @dataclass(slots=True)
 class RequestTimings:
-    """Monotonic seconds of one request, filled in by the engine as it happens."""
+    """Monotonic seconds of one request, filled in by the engine as it happens.
+
+    `reused_tokens` are prompt tokens whose keys and values were in the cache when it was first scheduled.
+    """
 
     submitted: float = 0.0
     first_scheduled: float | None = None
@@ -127,11 +187,12 @@ class Engine(Protocol):
 
     def generate(
         self, request: GenerationRequest, timings: RequestTimings
-    ) -> AsyncGenerator[TokenOutput, None]:
-        """Submits at once and yields tokens until one has `finish`.
+    ) -> AsyncGenerator[tuple[TokenOutput, ...], None]:
+        """Submits at once and yields all tokens that have come since the last time, until one has `finish`.
 
-        Closing the iterator (or cancelling the task that reads it) takes the request out of the batch
-        before its next step. Raises QueueFull at once when too many requests wait.
+        A slow reader finds several at a time; it never delays a step. Closing the iterator (or cancelling
+        the task that reads it) takes the request out of the batch before its next step. Raises QueueFull at
+        once when too many requests wait, and what `features.load` raises when it does.
         """
 
     def stats(self) -> EngineStats:

@@ -8,6 +8,7 @@ step runs is simply seen by the next one.
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,25 +18,33 @@ from decoder_service.engine.checks import check_length
 from decoder_service.engine.engine import (
     EngineStats,
     GenerationRequest,
+    Prompt,
     RequestTimings,
     TokenOutput,
 )
 from decoder_service.engine.sampling import Choice
 from decoder_service.engine.scheduler import Advance, Scheduler, Step
 from decoder_service.engine.sequence import Sequence
-from shared.errors import Draining, QueueFull
+from shared.errors import Draining, LenspairError, QueueFull
+from shared.features.bundle import FeatureBundle
 
 RETRY_AFTER_SECONDS = 1.0
 
 
 class StepRunner(Protocol):
-    """Computes steps. `open` and `run` are called on the model thread, `close` only between steps."""
+    """Computes steps. `open`, `provide` and `run` are called on the model thread, `close` between steps."""
 
     def check(self, request: GenerationRequest) -> None:
         """Raises a LenspairError for a request that no step could compute; on any thread."""
 
+    def check_features(self, prompt: Prompt, first: int, bundles: List[FeatureBundle]) -> None:
+        """Raises a LenspairError for features that no step could compute with; on any thread."""
+
     def open(self, request: GenerationRequest) -> None:
         """Takes a request's inputs before the first step that names it."""
+
+    def provide(self, request_id: str, first: int, bundles: List[FeatureBundle]) -> None:
+        """Takes the features of an open request from number `first` of its prompt on."""
 
     def close(self, request_id: str) -> None:
         """Forgets a request's inputs; unknown ids are fine."""
@@ -48,15 +57,30 @@ class StepRunner(Protocol):
 class _Live:
     """A request between submission and its last output."""
 
+    request: GenerationRequest
     timings: RequestTimings
-    outputs: asyncio.Queue[TokenOutput | Draining] = field(default_factory=asyncio.Queue)
+    bundles: tuple[FeatureBundle, ...] = ()
     last_token: float | None = None
+    _outputs: list[TokenOutput] = field(default_factory=list)
+    _error: LenspairError | None = None
+    _has_news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def next_output(self) -> TokenOutput:
-        output = await self.outputs.get()
-        if isinstance(output, Draining):
-            raise output
-        return output
+    def put(self, output: TokenOutput) -> None:
+        self._outputs.append(output)
+        self._has_news.set()
+
+    def fail(self, error: LenspairError) -> None:
+        self._error = error
+        self._has_news.set()
+
+    async def next_outputs(self) -> tuple[TokenOutput, ...]:
+        """All that has come since the last time; what came before an error is lost with it."""
+        await self._has_news.wait()
+        self._has_news.clear()
+        if self._error is not None:
+            raise self._error
+        outputs, self._outputs = tuple(self._outputs), []
+        return outputs
 
 
 class EngineLoop:
@@ -67,7 +91,7 @@ class EngineLoop:
         self._scheduler = scheduler
         self._context_tokens = min(context_tokens, scheduler.capacity_tokens)
         self._live: dict[str, _Live] = {}
-        self._unopened: dict[str, GenerationRequest] = {}
+        self._unopened: dict[str, _Live] = {}
         self._to_close: list[str] = []
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -94,7 +118,7 @@ class EngineLoop:
 
     async def generate(
         self, request: GenerationRequest, timings: RequestTimings
-    ) -> AsyncGenerator[TokenOutput, None]:
+    ) -> AsyncGenerator[tuple[TokenOutput, ...], None]:
         """See Engine. Further errors: PromptTooLong, InvalidRequest, FeatureRevisionMismatch, Draining."""
         timings.submitted = time.monotonic()
         check_length(request, self._context_tokens)
@@ -102,17 +126,20 @@ class EngineLoop:
         self._check_room(sequence)
         await asyncio.to_thread(self._runner.check, request)
         if sequence.finish is not None:
-            yield TokenOutput(None, finish=sequence.finish)
+            yield (TokenOutput(None, finish=sequence.finish),)
             return
-        self._check_room(sequence)
-        live = self._submit(sequence, request, timings)
-        del request  # its features go when they are in the cache, long before the answer is complete
-        output = None
         try:
-            while output is None or output.finish is None:
-                output = await live.next_output()
-                yield output
+            live = _Live(request, timings, await request.features.load(0))
+            await asyncio.to_thread(self._runner.check_features, request.prompt, 0, live.bundles)
+            self._check_room(sequence)
+            self._submit(sequence, live)
+            outputs: tuple[TokenOutput, ...] = ()
+            while not outputs or outputs[-1].finish is None:
+                outputs = await live.next_outputs()
+                request.features.release()
+                yield outputs
         finally:
+            request.features.release()
             self._leave(sequence.request_id)
 
     def stats(self) -> EngineStats:
@@ -121,6 +148,7 @@ class EngineLoop:
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
             kv_blocks_used=self._scheduler.blocks_used,
+            kv_blocks_cached=0,
             kv_blocks_total=self._scheduler.blocks_total,
         )
 
@@ -140,13 +168,12 @@ class EngineLoop:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
 
-    def _submit(self, sequence: Sequence, request: GenerationRequest, timings: RequestTimings) -> _Live:
+    def _submit(self, sequence: Sequence, live: _Live) -> None:
         self._scheduler.add(sequence)
-        live = self._live[request.request_id] = _Live(timings)
-        self._unopened[request.request_id] = request
+        self._live[sequence.request_id] = live
+        self._unopened[sequence.request_id] = live
         self._wake.set()
         metrics.observe_stats(self.stats())
-        return live
 
     def _leave(self, request_id: str) -> None:
         """The reader of a request has gone, before the last output or after it."""
@@ -174,18 +201,19 @@ class EngineLoop:
         now = time.monotonic()
         named = [chunk.request_id for chunk in step.chunks if chunk.request_id in self._unopened]
         opened = [self._unopened.pop(request_id) for request_id in named]
-        for request in opened:
-            timings = self._live[request.request_id].timings
-            timings.first_scheduled = now
-            metrics.QUEUE_TIME.observe(now - timings.submitted)
+        for live in opened:
+            live.timings.first_scheduled = now
+            metrics.QUEUE_TIME.observe(now - live.timings.submitted)
         loop = asyncio.get_running_loop()
         choices = await loop.run_in_executor(self._model_thread, self._open_and_run, opened, step)
         metrics.observe_step(step, time.monotonic() - now)
         return choices
 
-    def _open_and_run(self, opened: list[GenerationRequest], step: Step) -> Mapping[str, Choice]:
-        for request in opened:
-            self._runner.open(request)
+    def _open_and_run(self, opened: list[_Live], step: Step) -> Mapping[str, Choice]:
+        for live in opened:
+            self._runner.open(live.request)
+            self._runner.provide(live.request.request_id, 0, live.bundles)
+            live.bundles = ()
         return self._runner.run(step)
 
     def _apply(self, step: Step, choices: Mapping[str, Choice]) -> list[Advance]:
@@ -197,7 +225,7 @@ class EngineLoop:
         for advance in advances:
             live = self._live[advance.request_id]
             _book_token(live, now)
-            live.outputs.put_nowait(_output_of(advance, choices[advance.request_id]))
+            live.put(_output_of(advance, choices[advance.request_id]))
             if advance.finish is not None:
                 del self._live[advance.request_id]
                 self._retire(advance.request_id)
@@ -207,7 +235,7 @@ class EngineLoop:
         """Takes no more requests, and ends those that are open."""
         self._is_open = False
         for request_id, live in self._live.items():
-            live.outputs.put_nowait(Draining("this decoder shuts down"))
+            live.fail(Draining("this decoder shuts down"))
             self._scheduler.remove(request_id)
         self._live.clear()
         self._model_thread.shutdown(wait=False)

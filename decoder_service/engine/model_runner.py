@@ -1,19 +1,20 @@
 """Runs one step on the model: packs rows, places features, samples; decides nothing about who runs."""
 
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 
 from decoder_service.engine.attention import PackedPlan, plan_sequence
-from decoder_service.engine.checks import check_request
-from decoder_service.engine.engine import GenerationRequest, Sampling
+from decoder_service.engine.checks import check_features, check_request
+from decoder_service.engine.engine import GenerationRequest, Prompt
 from decoder_service.engine.kv_pool import KVPool, slots_of
 from decoder_service.engine.language_model import LanguageModel
-from decoder_service.engine.sampling import Choice, SamplingRow, choose
+from decoder_service.engine.sampling import Choice, choose
 from decoder_service.engine.scheduler import Chunk, Step
+from decoder_service.engine.token_rules import TokenRules
+from shared.features.bundle import FeatureBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +31,25 @@ class _VisualSpan:
 class _Inputs:
     """What the model needs of one open request.
 
-    `positions` `[4, prompt tokens]` are place in the sequence, temporal, height and width. `forbidden`
-    tokens are not chosen before `min_output_tokens`. `slots` are the places in the cache of all tokens that
-    the request may come to have.
+    `positions` `[4, prompt tokens]` are place in the sequence, temporal, height and width. `spans` are those
+    whose features are at hand: from the first one that has to be computed on, until the prompt is.
     """
 
+    prompt: Prompt
+    rules: TokenRules
     positions: torch.Tensor
     next_position: int
-    spans: tuple[_VisualSpan, ...]
-    sampling: Sampling
-    seed: int
-    forbidden: frozenset[int]
-    min_output_tokens: int
-    slots: torch.Tensor | None = None
+    spans: tuple[_VisualSpan, ...] = ()
 
     @classmethod
     def of(cls, request: GenerationRequest, vocab_size: int) -> Self:
-        prompt, sampling, limits = request.prompt, request.sampling, request.limits
+        prompt = request.prompt
         axes = torch.tensor(prompt.positions, dtype=torch.long).reshape(-1, 3).T
         return cls(
+            prompt=prompt,
+            rules=TokenRules(request, vocab_size),
             positions=torch.cat([torch.arange(len(prompt.token_ids))[None], axes]),
             next_position=prompt.next_position,
-            spans=tuple(_visual_spans(request)),
-            sampling=sampling,
-            seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
-            forbidden=frozenset(each for each in limits.stop_token_ids if 0 <= each < vocab_size),
-            min_output_tokens=limits.min_output_tokens,
         )
 
     def positions_of(self, chunk: Chunk) -> torch.Tensor:
@@ -67,10 +61,6 @@ class _Inputs:
         axes = (places + (self.next_position - length)).expand(3, -1)
         generated = torch.cat([places[None], axes])
         return torch.cat([self.positions[:, chunk.start :], generated], dim=1)
-
-    def sampling_row(self, output_index: int) -> SamplingRow:
-        forbidden = self.forbidden if output_index < self.min_output_tokens else frozenset()
-        return SamplingRow(self.sampling, self.seed, output_index, forbidden)
 
     def visual_rows(self, chunk: Chunk) -> Iterator[tuple[int, torch.Tensor]]:
         """(row, features from there on) for each stretch of visual tokens in a chunk."""
@@ -93,9 +83,18 @@ class ModelRunner:
         """Raises a LenspairError for a request that the model can't compute; may run on any thread."""
         check_request(request, self._model.shape)
 
+    def check_features(self, prompt: Prompt, first: int, bundles: Sequence[FeatureBundle]) -> None:
+        """Raises a LenspairError for features that the model can't compute with; on any thread."""
+        check_features(prompt, first, bundles, self._model.shape)
+
     def open(self, request: GenerationRequest) -> None:
         """Takes a request's inputs; steps may name it until it is closed."""
         self._inputs[request.request_id] = _Inputs.of(request, self._model.vocab_size)
+
+    def provide(self, request_id: str, first: int, bundles: Sequence[FeatureBundle]) -> None:
+        """Takes the features of an open request from number `first` of its prompt on."""
+        inputs = self._inputs[request_id]
+        inputs.spans = tuple(_visual_spans(inputs.prompt.visual_spans[first:], bundles))
 
     def close(self, request_id: str) -> None:
         """Forgets a request's inputs; unknown ids are fine."""
@@ -109,9 +108,11 @@ class ModelRunner:
         if not sampling:
             return {}
         logits = self._model.logits(hidden[[chunk.row_end - 1 for chunk in sampling]])
-        choices = choose(logits, [self._of(each).sampling_row(each.output_index) for each in sampling])
-        for chunk in sampling:
-            self._of(chunk).spans = ()  # the prompt is in the cache: let go of its features
+        choices = choose(logits, [self._of(each).rules.row(each.output_index) for each in sampling])
+        for chunk, choice in zip(sampling, choices, strict=True):
+            inputs = self._of(chunk)
+            inputs.rules.accept(choice.token_id)
+            inputs.spans = ()  # the prompt is in the cache: let go of its features
         return {chunk.request_id: choice for chunk, choice in zip(sampling, choices, strict=True)}
 
     def _forward(self, step: Step) -> torch.Tensor:
@@ -152,14 +153,13 @@ class ModelRunner:
         return self._inputs[chunk.request_id]
 
     def _slots(self, chunk: Chunk) -> torch.Tensor:
-        inputs = self._of(chunk)
-        if inputs.slots is None:
-            inputs.slots = slots_of(chunk.block_table, self._pool.device)
-        return inputs.slots
+        return slots_of(chunk.block_table, self._pool.device)
 
 
-def _visual_spans(request: GenerationRequest) -> Iterator[_VisualSpan]:
-    for bundle, spans in zip(request.features, request.prompt.visual_spans, strict=True):
+def _visual_spans(
+    visual_spans: Sequence[tuple[tuple[int, int], ...]], bundles: Sequence[FeatureBundle]
+) -> Iterator[_VisualSpan]:
+    for bundle, spans in zip(bundles, visual_spans, strict=True):
         row = 0
         for start, count in spans:
             yield _VisualSpan(start, start + count, bundle.tensor, row)

@@ -34,7 +34,8 @@ class Chunk:
     """The tokens `[start, end)` of one sequence, computed in the rows `[row, row_end)` of one step.
 
     `samples` is True when they are the last ones known, so that the model's output at the last of them is
-    the answer's token number `output_index`. `block_table` is the sequence's own list.
+    the answer's token number `output_index`. `block_table` is the sequence's own list: it only grows at its
+    end, and a sequence that lost its blocks gets another list.
     """
 
     request_id: str

@@ -2,9 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Literal
 
 Finish = Literal["stop", "length"]
+
+
+class Priority(IntEnum):
+    """Who enters the batch first; smaller is sooner."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
 
 
 @dataclass(slots=True, eq=False)

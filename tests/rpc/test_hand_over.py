@@ -110,7 +110,7 @@ class Pair:
 
     def tensor(self) -> Any:
         """That of the last question."""
-        [bundle] = self.decoder.engine.requests[-1].features
+        [bundle] = self.decoder.engine.features[-1]
         return bundle.tensor
 
 

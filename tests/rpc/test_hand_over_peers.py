@@ -104,7 +104,7 @@ async def refused(decoder: Decoder, source: str, store: MemoryFeatureStore) -> F
     assert time.monotonic() - started < MOST_SECONDS
     is_down = isinstance(store, UnavailableStore)
     assert failure.reason == ("STORE_UNAVAILABLE" if is_down else "FEATURE_NOT_FOUND")
-    assert decoder.engine.requests == []
+    assert decoder.engine.features == []
     return failure
 
 
@@ -221,7 +221,7 @@ async def test_what_a_peer_may_say(
     assert peer.requests
     peer.answer = said(manifest(), *pieces())  # the next request is none the worse
     await ask(decoder, source)
-    [bundle] = decoder.engine.requests[0].features
+    [bundle] = decoder.engine.features[0]
     assert same_bytes(bundle.tensor, BUNDLE.tensor)
 
 
@@ -231,7 +231,7 @@ async def test_pieces_may_be_cut_anywhere(decoder: Decoder, peer: Peer, address:
     cut = [*pieces(size=size)[:count], *_rest_behind(count)]
     peer.answer = then(*cut, wait=60)  # what comes after the last byte is not waited for
     await ask(decoder, SEAL.close(address, KEY))
-    [bundle] = decoder.engine.requests[0].features
+    [bundle] = decoder.engine.features[0]
     assert same_bytes(bundle.tensor, BUNDLE.tensor)
 
 
@@ -357,7 +357,7 @@ async def test_one_source_beside_a_repeated_key_is_enough(
     task = question(KEY)
     task.turns[0].parts.add(feature_key=str(KEY), feature_source=SEAL.close(address, KEY))
     await decoder.stub.Generate(decoder_pb2.GenerateRequest(task=task), timeout=SECONDS)
-    assert len(decoder.engine.requests[0].features) == 2
+    assert len(decoder.engine.features[0]) == 2
     assert [request.manifest_only for request in peer.requests] == [True, False]
 
 

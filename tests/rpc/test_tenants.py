@@ -245,7 +245,7 @@ async def test_pictures_are_reused_in_any_list_and_order(pair: ServedPair) -> No
     first, second = await key_of(pair, RED, None), await key_of(pair, BLUE, None)
     for keys in ([first], [first, second], [second, first], [first, first]):
         await pair.ask("Generate", *keys)
-        tokens = [bundle.token_count for bundle in pair.engine.requests[-1].features]
+        tokens = [bundle.token_count for bundle in pair.engine.features[-1]]
         assert tokens == [{first: 4, second: 8}[key] for key in keys]
     assert await key_of(pair, RED, None) == first
     assert pair.tower.passes == [1, 1]

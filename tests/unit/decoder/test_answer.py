@@ -14,39 +14,39 @@ def _answer(*continuation: int, stops: tuple[str, ...] = ()) -> Answer:
 
 def test_pieces_are_the_text() -> None:
     answer = _answer()
-    pieces = [answer.add(TokenOutput(1)), answer.add(TokenOutput(2, finish="length"))]
+    pieces = [answer.add([TokenOutput(1)]), answer.add([TokenOutput(2, finish="length")])]
     assert [piece.text for piece in pieces] == ["one", " two"]
     assert answer.finish == "length"
 
 
 def test_the_end_token_is_no_piece_of_the_answer() -> None:
     answer = _answer()
-    answer.add(TokenOutput(1))
-    piece = answer.add(TokenOutput(None, finish="stop"))
+    answer.add([TokenOutput(1)])
+    piece = answer.add([TokenOutput(None, finish="stop")])
     assert piece.text == ""
-    assert piece.token is None
+    assert piece.tokens == ()
     assert answer.ending(PROMPT, RequestTimings(), 0.0).output_tokens == 1
 
 
 def test_a_stop_sequence_ends_the_answer_before_itself() -> None:
     answer = _answer(stops=("e two",))
-    text = answer.add(TokenOutput(1)).text + answer.add(TokenOutput(2)).text
+    text = answer.add([TokenOutput(1)]).text + answer.add([TokenOutput(2)]).text
     assert text == "on"
     assert answer.finish == "stop"
 
 
 def test_text_that_was_held_back_comes_at_the_end() -> None:
     answer = _answer(stops=("one two three four",))
-    assert answer.add(TokenOutput(1)).text == ""
-    assert answer.add(TokenOutput(2, finish="length")).text == "one two"
+    assert answer.add([TokenOutput(1)]).text == ""
+    assert answer.add([TokenOutput(2, finish="length")]).text == "one two"
 
 
 def test_a_resumed_answer_goes_on_at_the_right_character() -> None:
     whole, resumed = _answer(stops=("two three",)), _answer(1, stops=("two three",))
-    first = whole.add(TokenOutput(1)).text
+    first = whole.add([TokenOutput(1)]).text
     rest = [TokenOutput(2), TokenOutput(1, finish="length")]
     assert first == "one"
-    assert [whole.add(output).text for output in rest] == [resumed.add(output).text for output in rest]
+    assert [whole.add([output]).text for output in rest] == [resumed.add([output]).text for output in rest]
     assert resumed.ending(PROMPT, RequestTimings(), 0.0).output_tokens == 3
 
 
@@ -56,7 +56,7 @@ def test_a_continuation_that_holds_the_stop_is_finished() -> None:
 
 def test_times_count_from_arrival_and_submission() -> None:
     answer = _answer()
-    answer.add(TokenOutput(1, finish="length"))
+    answer.add([TokenOutput(1, finish="length")])
     timings = RequestTimings(submitted=11.0, first_scheduled=11.5, first_token=13.0)
     ending = answer.ending(PROMPT, timings, arrived=10.0)
     assert (ending.time_to_first_token, ending.queue_time) == (3.0, 0.5)

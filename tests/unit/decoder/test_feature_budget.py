@@ -36,8 +36,8 @@ async def test_fp8_is_held_as_the_bfloat16_that_it_becomes() -> None:
     parts = (FeaturePart(str(KEY)), TextPart("What is this?"))
     answer = service.answer(Task(turns=(Turn("user", parts),)), KEY.tenant)
     first = asyncio.ensure_future(anext(answer))
-    await eventually(lambda: bool(engine.requests))
-    assert budget.held == engine.requests[0].features[0].size_bytes == 3072 > manifest.size_bytes
+    await eventually(lambda: bool(engine.features))
+    assert budget.held == engine.features[0][0].size_bytes == 3072 > manifest.size_bytes
     engine.gate.set()
     await first
     assert budget.held == 0

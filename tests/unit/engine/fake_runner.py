@@ -1,7 +1,7 @@
 """A StepRunner without a model, steered through its attributes."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from decoder_service.engine.engine import (
     GenerationRequest,
@@ -16,6 +16,8 @@ from decoder_service.engine.loop import EngineLoop
 from decoder_service.engine.sampling import Choice
 from decoder_service.engine.scheduler import BatchLimits, Scheduler, Step
 from shared.errors import InvalidRequest
+from shared.features.bundle import FeatureBundle
+from tests.decoder_fakes import HeldTensors
 
 STOP = 9
 
@@ -42,6 +44,12 @@ class FakeRunner:
 
     def open(self, request: GenerationRequest) -> None:
         self.opened.add(request.request_id)
+
+    def check_features(self, prompt: Prompt, first: int, bundles: Sequence[FeatureBundle]) -> None:
+        """All are fine."""
+
+    def provide(self, request_id: str, first: int, bundles: Sequence[FeatureBundle]) -> None:
+        assert request_id in self.opened
 
     def close(self, request_id: str) -> None:
         self.opened.discard(request_id)
@@ -88,7 +96,7 @@ def request(
     return GenerationRequest(
         request_id=request_id,
         prompt=Prompt(tuple(range(prompt)), tuple((n, n, n) for n in range(prompt)), prompt),
-        features=(),
+        features=HeldTensors(),
         sampling=Sampling(),
         limits=Limits(output, stop_token_ids=frozenset({STOP}), ignore_eos=ignore_eos),
         continuation=continuation,
@@ -96,7 +104,7 @@ def request(
 
 
 async def collect(engine: EngineLoop, asked: GenerationRequest) -> list[TokenOutput]:
-    return [output async for output in engine.generate(asked, RequestTimings())]
+    return [output async for outputs in engine.generate(asked, RequestTimings()) for output in outputs]
 
 
 def token_ids(outputs: list[TokenOutput]) -> list[int | None]:

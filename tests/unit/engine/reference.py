@@ -24,6 +24,7 @@ from shared.features.bundle import FeatureBundle
 from shared.features.grid import Grid
 from shared.features.key import FeatureKey, Modality
 from shared.features.manifest import Manifest
+from tests.decoder_fakes import HeldTensors
 
 OUTPUT_TOKENS = 16
 TIE = 1e-5
@@ -114,7 +115,7 @@ class Reference:
         return GenerationRequest(
             request_id=request_id,
             prompt=self.prompt(question),
-            features=bundles or tuple(self._bundles[name] for name in question.media),
+            features=HeldTensors(*(bundles or (self._bundles[name] for name in question.media))),
             sampling=sampling or Sampling(),
             limits=limits or Limits(OUTPUT_TOKENS, stop_token_ids=self._builder.stop_token_ids),
             continuation=continuation,

@@ -114,7 +114,7 @@ async def test_a_reader_who_leaves_frees_the_place_before_the_next_step() -> Non
     async with running(engine):
         async with aclosing(engine.generate(request("a", output=900), RequestTimings())) as outputs:
             await anext(outputs)
-        assert engine.stats() == EngineStats(0, 0, 0, 100)
+        assert engine.stats() == EngineStats(0, 0, 0, 0, 100)
         steps = len(runner.steps)
         await collect(engine, request("b"))
     assert all("a" not in names for names in runner.steps[steps + 1 :])
