@@ -114,18 +114,20 @@ def build_engine(model: LanguageModel, settings: DecoderSettings) -> EngineLoop:
     num_blocks = model.kv_shape.blocks_within(settings.kv_cache_bytes)
     pool = KVPool(model.kv_shape, num_blocks, model.device)
     limits = BatchLimits(
-        max_batch_size=1 if settings.mode == "single" else settings.max_batch_size,
+        max_batch_size=settings.max_batch_size,
         max_batch_tokens=settings.max_batch_tokens,
         max_waiting=settings.max_waiting,
     )
     _log.info("cache made", tokens=num_blocks * BLOCK_TOKENS, mode=settings.mode)
     runner = ModelRunner(model, pool)
     _warm_up(runner)
-    return EngineLoop(
+    engine = EngineLoop(
         runner,
         Scheduler(BlockManager(num_blocks), limits),
         context_tokens=settings.max_context_tokens or model.context_tokens,
     )
+    engine.use_mode(settings.mode)
+    return engine
 
 
 def _warm_up(runner: ModelRunner) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -81,6 +82,8 @@ class DecoderService:
                     features=StoredTensors(self._reader, self._feature_budget, task.turns, locations),
                     sampling=task.sampling,
                     limits=limits,
+                    # Ids that nobody else has: nothing is shared yet.
+                    feature_ids=tuple(secrets.token_bytes(16) for _ in prompt.visual_spans),
                     continuation=task.continuation,
                 )
                 async with aclosing(self._engine.generate(request, timings)) as stretches:

@@ -37,6 +37,13 @@ def check_length(request: GenerationRequest, context_tokens: int) -> None:
         )
 
 
+def check_feature_ids(request: GenerationRequest) -> None:
+    """Raises InvalidRequest when it is not said of each feature of the prompt what it is."""
+    places, items = len(request.prompt.visual_spans), len(request.feature_ids)
+    if places != items:
+        raise InvalidRequest(f"{places} placeholders, {items} items", field="task.turns")
+
+
 def check_request(request: GenerationRequest, shape: ModelShape) -> None:
     """Raises InvalidRequest for what the model can't compute, whatever the features are."""
     if not request.prompt.token_ids:

@@ -156,13 +156,15 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot for metrics."""
+    """A snapshot for metrics; `preempted` requests and `evicted` blocks are counted from the start on."""
 
     running: int
     waiting: int
     kv_blocks_used: int
     kv_blocks_cached: int
     kv_blocks_total: int
+    preempted: int = 0
+    evicted: int = 0
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 Everything here happens on the event loop but the step itself, which runs on one thread of its own. The
 scheduler's state changes only between awaits, so no lock is needed: a request that comes or goes while a
-step runs is simply seen by the next one.
+step runs is simply seen by the next one. Features are fetched beside the steps, for who needs them.
 """
 
 import asyncio
@@ -10,11 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from decoder_service.engine import metrics
-from decoder_service.engine.checks import check_length
+from decoder_service.engine.checks import check_feature_ids, check_length
 from decoder_service.engine.engine import (
     EngineStats,
     GenerationRequest,
@@ -22,13 +21,16 @@ from decoder_service.engine.engine import (
     RequestTimings,
     TokenOutput,
 )
+from decoder_service.engine.live import LiveRequest, Loaded
 from decoder_service.engine.sampling import Choice
 from decoder_service.engine.scheduler import Advance, Scheduler, Step
 from decoder_service.engine.sequence import Sequence
-from shared.errors import Draining, LenspairError, QueueFull
+from shared.errors import Draining, OutOfMemory, QueueFull
 from shared.features.bundle import FeatureBundle
 
 RETRY_AFTER_SECONDS = 1.0
+
+Mode = Literal["batched", "single"]
 
 
 class StepRunner(Protocol):
@@ -50,37 +52,10 @@ class StepRunner(Protocol):
         """Forgets a request's inputs; unknown ids are fine."""
 
     def run(self, step: Step) -> Mapping[str, Choice]:
-        """The next token of each chunk that samples, by request id. Must not fail for one request."""
+        """The next token of each chunk that samples, by request id. Must not fail for one request.
 
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request between submission and its last output."""
-
-    request: GenerationRequest
-    timings: RequestTimings
-    bundles: tuple[FeatureBundle, ...] = ()
-    last_token: float | None = None
-    _outputs: list[TokenOutput] = field(default_factory=list)
-    _error: LenspairError | None = None
-    _has_news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def put(self, output: TokenOutput) -> None:
-        self._outputs.append(output)
-        self._has_news.set()
-
-    def fail(self, error: LenspairError) -> None:
-        self._error = error
-        self._has_news.set()
-
-    async def next_outputs(self) -> tuple[TokenOutput, ...]:
-        """All that has come since the last time; what came before an error is lost with it."""
-        await self._has_news.wait()
-        self._has_news.clear()
-        if self._error is not None:
-            raise self._error
-        outputs, self._outputs = tuple(self._outputs), []
-        return outputs
+        Raises OutOfMemory when the device has too little for the step; a smaller one may follow.
+        """
 
 
 class EngineLoop:
@@ -89,27 +64,39 @@ class EngineLoop:
     def __init__(self, runner: StepRunner, scheduler: Scheduler, *, context_tokens: int) -> None:
         self._runner = runner
         self._scheduler = scheduler
+        self._batched_limits = scheduler.limits
         self._context_tokens = min(context_tokens, scheduler.capacity_tokens)
-        self._live: dict[str, _Live] = {}
-        self._unopened: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._to_close: list[str] = []
+        self._loads: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._stopped = asyncio.Event()
         self._is_open = True
         self._is_running = False
+        self._mode: Mode = "batched"
+        self._observed = self.stats()
         self._model_thread = ThreadPoolExecutor(1, thread_name_prefix="model")
 
     @property
     def context_tokens(self) -> int:
         return self._context_tokens
 
+    def use_mode(self, mode: Mode) -> None:
+        """From the next step on; "single" admits one request at a time. Who runs goes on running."""
+        limits = self._batched_limits
+        self._mode = mode
+        self._scheduler.use(limits.one_at_a_time() if mode == "single" else limits)
+        self._wake.set()
+
     async def run(self) -> None:
         """Serves until `close`. Raises what a step raised: the engine is dead then, and says so."""
         self._is_running = True
         try:
-            while await self._intake():
-                step = self._scheduler.schedule()
+            while (step := await self._next_step()) is not None:
                 choices = await self._compute(step)
+                if choices is None:
+                    self._retreat(step)
+                    continue
                 advances = self._apply(step, choices)
                 self._emit(advances, choices)
         finally:
@@ -119,37 +106,40 @@ class EngineLoop:
     async def generate(
         self, request: GenerationRequest, timings: RequestTimings
     ) -> AsyncGenerator[tuple[TokenOutput, ...], None]:
-        """See Engine. Further errors: PromptTooLong, InvalidRequest, FeatureRevisionMismatch, Draining."""
+        """See Engine. Further errors: PromptTooLong, InvalidRequest, FeatureRevisionMismatch, OutOfMemory,
+        Draining.
+        """
         timings.submitted = time.monotonic()
         check_length(request, self._context_tokens)
-        sequence = _sequence_of(request)
+        check_feature_ids(request)
+        sequence = _sequence_of(request, timings.submitted)
         self._check_room(sequence)
-        await asyncio.to_thread(self._runner.check, request)
+        await asyncio.to_thread(self._prepare, request, sequence)
         if sequence.finish is not None:
             yield (TokenOutput(None, finish=sequence.finish),)
             return
+        self._check_room(sequence)
+        live = self._submit(sequence, request, timings)
         try:
-            live = _Live(request, timings, await request.features.load(0))
-            await asyncio.to_thread(self._runner.check_features, request.prompt, 0, live.bundles)
-            self._check_room(sequence)
-            self._submit(sequence, live)
-            outputs: tuple[TokenOutput, ...] = ()
-            while not outputs or outputs[-1].finish is None:
-                outputs = await live.next_outputs()
-                request.features.release()
+            is_finished = False
+            while not is_finished:
+                outputs = await live.take()
+                is_finished = outputs[-1].finish is not None
                 yield outputs
         finally:
-            request.features.release()
             self._leave(sequence.request_id)
 
     def stats(self) -> EngineStats:
         """How busy the engine is."""
+        blocks = self._scheduler.blocks
         return EngineStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
-            kv_blocks_used=self._scheduler.blocks_used,
-            kv_blocks_cached=0,
-            kv_blocks_total=self._scheduler.blocks_total,
+            kv_blocks_used=blocks.used,
+            kv_blocks_cached=blocks.cached,
+            kv_blocks_total=blocks.total,
+            preempted=self._scheduler.num_preempted,
+            evicted=blocks.num_evicted,
         )
 
     async def close(self) -> None:
@@ -158,6 +148,11 @@ class EngineLoop:
         self._wake.set()
         if self._is_running:
             await self._stopped.wait()
+
+    def _prepare(self, request: GenerationRequest, sequence: Sequence) -> None:
+        """What takes long enough to keep it off the event loop."""
+        self._runner.check(request)
+        sequence.reusable_names()
 
     def _check_room(self, sequence: Sequence) -> None:
         if not self._is_open:
@@ -168,53 +163,128 @@ class EngineLoop:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
 
-    def _submit(self, sequence: Sequence, live: _Live) -> None:
+    def _submit(self, sequence: Sequence, request: GenerationRequest, timings: RequestTimings) -> LiveRequest:
+        live = self._live[sequence.request_id] = LiveRequest(request, timings)
         self._scheduler.add(sequence)
-        self._live[sequence.request_id] = live
-        self._unopened[sequence.request_id] = live
+        self._load_wanted()
         self._wake.set()
-        metrics.observe_stats(self.stats())
+        return live
 
     def _leave(self, request_id: str) -> None:
         """The reader of a request has gone, before the last output or after it."""
-        if self._live.pop(request_id, None) is None:
-            return
-        metrics.ABANDONED.inc()
-        self._retire(request_id)
+        live = self._live.get(request_id)
+        if live is not None:
+            metrics.ABANDONED.inc()
+            self._drop(live)
+            self._observe()
+
+    def _drop(self, live: LiveRequest) -> None:
+        """Lets go of all that the engine has of a request, whether it is finished or not."""
+        request_id = live.request.request_id
+        del self._live[request_id]
         self._scheduler.remove(request_id)
-        metrics.observe_stats(self.stats())
-
-    def _retire(self, request_id: str) -> None:
-        if self._unopened.pop(request_id, None) is None:
+        if live.is_open:
             self._to_close.append(request_id)
+        if live.loading is not None:
+            live.loading.cancel()
+        live.let_go()
 
-    async def _intake(self) -> bool:
-        """Lets go of requests that have ended and waits for work; False when the engine closes."""
-        while self._to_close:
-            self._runner.close(self._to_close.pop())
-        while self._is_open and not self._scheduler.has_work:
+    def _fail(self, live: LiveRequest, error: BaseException) -> None:
+        self._drop(live)
+        live.fail(error)
+
+    async def _next_step(self) -> Step | None:
+        """Lets go of who has ended and waits until somebody can run; None when the engine closes."""
+        while self._is_open:
+            while self._to_close:
+                self._runner.close(self._to_close.pop())
             self._wake.clear()
-            await self._wake.wait()
-        return self._is_open
+            step = self._scheduler.schedule(time.monotonic())
+            self._load_wanted()
+            self._observe()
+            if step.chunks:
+                return step
+            await self._sleep()
+        return None
 
-    async def _compute(self, step: Step) -> Mapping[str, Choice]:
+    async def _sleep(self) -> None:
+        """Until something comes or goes, or the admission window closes."""
+        wake_at = self._scheduler.wake_at
+        timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _load_wanted(self) -> None:
+        for wanted in self._scheduler.take_wanted():
+            live = self._live[wanted.request_id]
+            live.loading = asyncio.create_task(self._load(live, wanted.first))
+            self._loads.add(live.loading)
+            live.loading.add_done_callback(self._loads.discard)
+
+    async def _load(self, live: LiveRequest, first: int) -> None:
+        """Fetches the features of a request; a failure is that request's alone."""
+        try:
+            bundles = await live.request.features.load(first)
+            prompt = live.request.prompt
+            await asyncio.to_thread(self._runner.check_features, prompt, first, bundles)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader gets it
+            live.loading = None
+            self._fail(live, error)
+            return
+        live.loaded, live.loading = Loaded(first, bundles), None
+        self._scheduler.provide(live.request.request_id, first)
+        self._wake.set()
+
+    async def _compute(self, step: Step) -> Mapping[str, Choice] | None:
+        """Runs a step on the model thread; None when the device had too little memory for it."""
         now = time.monotonic()
-        named = [chunk.request_id for chunk in step.chunks if chunk.request_id in self._unopened]
-        opened = [self._unopened.pop(request_id) for request_id in named]
-        for live in opened:
-            live.timings.first_scheduled = now
-            metrics.QUEUE_TIME.observe(now - live.timings.submitted)
+        named = [self._live[chunk.request_id] for chunk in step.chunks]
+        opened = [live.request for live in named if not live.is_open]
+        loaded = [(live.request.request_id, live.loaded) for live in named if live.loaded is not None]
+        for live, chunk in zip(named, step.chunks, strict=True):
+            if not live.is_open:
+                self._book_start(live, chunk.start, now)
+            live.is_open, live.loaded = True, None
         loop = asyncio.get_running_loop()
-        choices = await loop.run_in_executor(self._model_thread, self._open_and_run, opened, step)
-        metrics.observe_step(step, time.monotonic() - now)
+        del live, named
+        try:
+            choices = await loop.run_in_executor(
+                self._model_thread, self._provide_and_run, opened, loaded, step
+            )
+        except OutOfMemory:
+            return None
+        metrics.observe_step(step, time.monotonic() - now, self._mode)
         return choices
 
-    def _open_and_run(self, opened: list[_Live], step: Step) -> Mapping[str, Choice]:
-        for live in opened:
-            self._runner.open(live.request)
-            self._runner.provide(live.request.request_id, 0, live.bundles)
-            live.bundles = ()
+    def _book_start(self, live: LiveRequest, num_reused: int, now: float) -> None:
+        timings = live.timings
+        timings.first_scheduled = now
+        timings.reused_tokens = min(num_reused, len(live.request.prompt.token_ids))
+        metrics.QUEUE_TIME.labels(self._mode).observe(now - timings.submitted)
+        metrics.REUSED_TOKENS.inc(timings.reused_tokens)
+
+    def _provide_and_run(
+        self, opened: List[GenerationRequest], loaded: List[tuple[str, Loaded]], step: Step
+    ) -> Mapping[str, Choice]:
+        for request in opened:
+            self._runner.open(request)
+        for request_id, each in loaded:
+            self._runner.provide(request_id, each.first, each.bundles)
         return self._runner.run(step)
+
+    def _retreat(self, step: Step) -> None:
+        """Goes on with less at a time; a request that is too much by itself ends."""
+        metrics.OUT_OF_MEMORY.inc()
+        hopeless = self._scheduler.retreat(step)
+        if hopeless in self._live:
+            self._fail(self._live[hopeless], OutOfMemory("the device has too little memory for this request"))
+
+    def _observe(self) -> None:
+        before, self._observed = self._observed, self.stats()
+        metrics.observe_stats(self._observed, before)
 
     def _apply(self, step: Step, choices: Mapping[str, Choice]) -> list[Advance]:
         tokens = {request_id: choice.token_id for request_id, choice in choices.items()}
@@ -224,40 +294,42 @@ class EngineLoop:
         now = time.monotonic()
         for advance in advances:
             live = self._live[advance.request_id]
-            _book_token(live, now)
+            live.let_go()  # the prompt is in the cache
+            _book_token(live, now, self._mode)
             live.put(_output_of(advance, choices[advance.request_id]))
             if advance.finish is not None:
-                del self._live[advance.request_id]
-                self._retire(advance.request_id)
-        metrics.observe_stats(self.stats())
+                self._drop(live)
 
     def _end(self) -> None:
         """Takes no more requests, and ends those that are open."""
         self._is_open = False
-        for request_id, live in self._live.items():
-            live.fail(Draining("this decoder shuts down"))
-            self._scheduler.remove(request_id)
-        self._live.clear()
+        for live in list(self._live.values()):
+            self._fail(live, Draining("this decoder shuts down"))
         self._model_thread.shutdown(wait=False)
 
 
-def _sequence_of(request: GenerationRequest) -> Sequence:
-    limits = request.limits
+def _sequence_of(request: GenerationRequest, now: float) -> Sequence:
+    prompt, limits = request.prompt, request.limits
     return Sequence.begin(
         request.request_id,
-        request.prompt.token_ids,
+        prompt.token_ids,
         max_output_tokens=limits.max_output_tokens,
         stop_token_ids=frozenset() if limits.ignore_eos else limits.stop_token_ids,
         continuation=request.continuation,
+        priority=request.priority,
+        arrived=now,
+        visual_spans=prompt.visual_spans,
+        feature_ids=request.feature_ids,
+        prefix_root=request.prefix_root,
     )
 
 
-def _book_token(live: _Live, now: float) -> None:
+def _book_token(live: LiveRequest, now: float, mode: Mode) -> None:
     if live.last_token is None:
         live.timings.first_token = now
-        metrics.TIME_TO_FIRST_TOKEN.observe(now - live.timings.submitted)
+        metrics.TIME_TO_FIRST_TOKEN.labels(mode).observe(now - live.timings.submitted)
     else:
-        metrics.INTER_TOKEN_LATENCY.observe(now - live.last_token)
+        metrics.INTER_TOKEN_LATENCY.labels(mode).observe(now - live.last_token)
     live.last_token = now
 
 

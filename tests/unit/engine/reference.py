@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,12 @@ class Reference:
         bundles: tuple[FeatureBundle, ...] | None = None,
     ) -> GenerationRequest:
         """A greedy request of the engine, with the stop tokens of the checkpoint, unless told otherwise."""
+        held = bundles or tuple(self._bundles[name] for name in question.media)
         return GenerationRequest(
             request_id=request_id,
             prompt=self.prompt(question),
-            features=HeldTensors(*(bundles or (self._bundles[name] for name in question.media))),
+            features=HeldTensors(*held),
+            feature_ids=tuple(sha256(bundle.tensor.numpy().tobytes()).digest() for bundle in held),
             sampling=sampling or Sampling(),
             limits=limits or Limits(OUTPUT_TOKENS, stop_token_ids=self._builder.stop_token_ids),
             continuation=continuation,
