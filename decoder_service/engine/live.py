@@ -1,4 +1,4 @@
-"""One request between its submission and its last token: what its reader gets, and what the engine has of it."""
+"""One request between submission and last token: what its reader gets, and what the engine has of it."""
 
 import asyncio
 from dataclasses import dataclass, field

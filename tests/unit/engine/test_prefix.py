@@ -42,10 +42,10 @@ def test_a_different_token_changes_its_block_and_all_behind_it(place: int) -> No
 
 @pytest.mark.parametrize("start", range(BLOCK_TOKENS + 1))
 def test_another_picture_at_the_same_place_changes_the_name(start: int) -> None:
-    red, blue = names(TOKENS, picture(start, 20)), names(TOKENS, picture(start, 20, b"blue"))
+    red, tan = names(TOKENS, picture(start, 20)), names(TOKENS, picture(start, 20, b"tan"))
     first = start // BLOCK_TOKENS
-    assert red[:first] == blue[:first]
-    assert all(a != b for a, b in zip(red[first:], blue[first:], strict=True))
+    assert red[:first] == tan[:first]
+    assert all(a != b for a, b in zip(red[first:], tan[first:], strict=True))
 
 
 def test_everything_that_says_what_stands_where_is_in_the_name() -> None:
@@ -54,14 +54,14 @@ def test_everything_that_says_what_stands_where_is_in_the_name() -> None:
     variants = [
         (),
         (picture(0, 16),),
-        (picture(0, 16, b"blue"),),
+        (picture(0, 16, b"tan"),),
         (picture(0, 15),),
         (picture(1, 15),),
         (picture(0, 16, first_row=16),),
         (picture(0, 8), picture(8, 8)),
         (picture(0, 8), picture(8, 8, first_row=8)),
-        (picture(0, 8), picture(8, 8, b"blue")),
-        (picture(0, 8, b"blue"), picture(8, 8)),
+        (picture(0, 8), picture(8, 8, b"tan")),
+        (picture(0, 8, b"tan"), picture(8, 8)),
         (picture(0, 7), picture(8, 8)),
     ]
     found = [names(pads, *variant)[0] for variant in variants]

@@ -45,15 +45,15 @@ class Asked:
         return token_ids, rows
 
 
-COLOUR = st.sampled_from([b"red", b"blue"])
+COLOUR = st.sampled_from([b"red", b"tan"])
 ASKED = st.builds(
     Asked,
     prompt=st.integers(36, 90),
     output=st.integers(1, 50),
-    text=st.integers(0, 1),
+    text=st.sampled_from([0, 0, 0, 1]),
     pictures=st.sampled_from(PICTURES),
     colours=st.tuples(COLOUR, COLOUR),
-    root=st.sampled_from([b"", b"tenant"]),
+    root=st.sampled_from([b"", b"", b"tenant"]),
     priority=st.sampled_from(Priority),
 )
 
