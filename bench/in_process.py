@@ -91,7 +91,9 @@ class InProcessDecoder:
             FeatureReader(store, FeatureShape(self._fingerprint, model.hidden_size, model.deepstack_levels)),
             self._prompts,
             engine,
-            TaskLimits(OUTPUT_TOKENS, OUTPUT_TOKENS, max_prompt_characters=10_000),
+            TaskLimits(
+                OUTPUT_TOKENS, OUTPUT_TOKENS, max_prompt_characters=10_000, vocab_size=model.vocab_size
+            ),
             ByteBudget(1024**3, max_waiting=BATCH.max_waiting),
             model_name="in process",
         )

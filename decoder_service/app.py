@@ -81,7 +81,7 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
         FeatureReader(store, shape, sources),
         PromptBuilder.open(checkpoint),
         engine,
-        task_limits(settings),
+        task_limits(settings, model.vocab_size),
         ByteBudget(settings.max_pending_feature_bytes, max_waiting=settings.max_waiting),
         model_name=checkpoint.path.name,
     )
@@ -140,9 +140,10 @@ def _warm_up(runner: ModelRunner) -> None:
     runner.close(name)
 
 
-def task_limits(settings: DecoderSettings) -> TaskLimits:
+def task_limits(settings: DecoderSettings, vocab_size: int) -> TaskLimits:
     return TaskLimits(
         max_output_tokens=settings.max_output_tokens,
         default_output_tokens=min(settings.default_output_tokens, settings.max_output_tokens),
         max_prompt_characters=settings.max_prompt_characters,
+        vocab_size=vocab_size,
     )

@@ -10,7 +10,8 @@ from opentelemetry import trace
 from prometheus_client import Counter, Histogram
 
 from decoder_service.answer import Ending
-from decoder_service.engine.engine import Limits, Prompt, Sampling
+from decoder_service.engine.engine import Limits, Prompt
+from decoder_service.task import Task
 
 Stage = Literal["look_up", "prompt", "fetch"]
 
@@ -46,7 +47,7 @@ class Generation:
     It is never the current span: an answer is a generator, and lives in its reader's context.
     """
 
-    def __init__(self, model: str, prompt: Prompt, sampling: Sampling, limits: Limits) -> None:
+    def __init__(self, model: str, prompt: Prompt, task: Task, limits: Limits) -> None:
         self._span = _tracer.start_span(
             f"chat {model}",
             attributes={
@@ -54,8 +55,9 @@ class Generation:
                 "gen_ai.provider.name": "lenspair",
                 "gen_ai.request.model": model,
                 "gen_ai.request.max_tokens": limits.max_output_tokens,
-                "gen_ai.request.temperature": sampling.temperature,
-                "gen_ai.request.top_p": sampling.top_p,
+                "gen_ai.request.temperature": task.sampling.temperature,
+                "gen_ai.request.top_p": task.sampling.top_p,
+                "gen_ai.request.choice.count": task.sample_count,
                 "lenspair.prompt.visual_tokens": prompt.visual_tokens,
             },
         )
@@ -77,12 +79,14 @@ class Generation:
 
     def finish(self, ending: Ending) -> None:
         """Books how the answer went."""
-        ANSWERS.labels(ending.finish).inc()
+        for sample in ending.samples:
+            ANSWERS.labels(sample.finish).inc()
         self._span.set_attributes(
             {
                 "gen_ai.usage.input_tokens": ending.input_tokens,
                 "gen_ai.usage.output_tokens": ending.output_tokens,
-                "gen_ai.response.finish_reasons": [ending.finish],
+                "gen_ai.response.finish_reasons": [sample.finish for sample in ending.samples],
+                "lenspair.prompt.reused_tokens": ending.reused_tokens,
                 "lenspair.queue.seconds": ending.queue_time,
                 "lenspair.time_to_first_token.seconds": ending.time_to_first_token,
             }

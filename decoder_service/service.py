@@ -4,25 +4,26 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from decoder_service.answer import Answer, Ending, Piece
+from decoder_service.answer import Answer, Ending, Piece, ending_of
 from decoder_service.byte_budget import ByteBudget
 from decoder_service.engine.engine import (
     Engine,
     GenerationRequest,
     Limits,
     Prompt,
-    RequestTimings,
 )
 from decoder_service.feature_reader import FeatureReader, Location, NamedKey
+from decoder_service.merging import merge
 from decoder_service.observation import Generation, stage
 from decoder_service.prompt import FeaturePart, PromptBuilder, TextPart, Turn
 from decoder_service.stored_tensors import StoredTensors
 from decoder_service.task import Task, TaskLimits, check_task
 from shared.errors import PromptTooLong
+from shared.features.content_id import content_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +72,18 @@ class DecoderService:
         locations = await self._look_up(task.turns, tenant, "task.turns")
         prompt = await self._build(task.turns, locations, "task.turns")
         limits = self._engine_limits(task, prompt)
-        answer = Answer(self._prompts.detokenizer(task.stop_sequences), task.continuation)
-        timings = RequestTimings()
-        generation = Generation(self._model_name, prompt, task.sampling, limits)
+        answers = [
+            Answer(self._prompts.detokenizer(task.stop_sequences), task.continuation, index)
+            for index in task.sample_indices
+        ]
+        generation = Generation(self._model_name, prompt, task, limits)
         with generation.recorded():
-            if not answer.finish:
-                request = GenerationRequest(
-                    request_id=str(next(self._numbers)),
-                    prompt=prompt,
-                    features=StoredTensors(self._reader, self._feature_budget, task.turns, locations),
-                    sampling=task.sampling,
-                    limits=limits,
-                    # Ids that nobody else has: nothing is shared yet.
-                    feature_ids=tuple(secrets.token_bytes(16) for _ in prompt.visual_spans),
-                    continuation=task.continuation,
-                )
-                async with aclosing(self._engine.generate(request, timings)) as stretches:
-                    async for outputs in stretches:
-                        yield answer.add(outputs)
-                        if answer.finish:
-                            break
-            ending = answer.ending(prompt, timings, arrived)
+            requests = self._requests(task, prompt, limits, tenant, locations)
+            streams = [self._sample(*each) for each in zip(requests, answers, strict=True)]
+            async with aclosing(merge(streams)) as pieces:
+                async for _, piece in pieces:
+                    yield piece
+            ending = ending_of(answers, prompt, arrived)
             generation.finish(ending)
         yield ending
 
@@ -99,6 +91,39 @@ class DecoderService:
         """How long a prompt is. Reads manifests only, and computes nothing."""
         prompt = await self._build(turns, await self._look_up(turns, tenant, "turns"), "turns")
         return TokenCount(len(prompt.token_ids), prompt.visual_tokens, self._engine.context_tokens)
+
+    async def _sample(self, request: GenerationRequest, answer: Answer) -> AsyncGenerator[Piece, None]:
+        if answer.finish:  # the continuation holds a stop sequence
+            return
+        async with aclosing(self._engine.generate(request, answer.timings)) as stretches:
+            async for outputs in stretches:
+                yield answer.add(outputs)
+                if answer.finish:
+                    return
+
+    def _requests(
+        self,
+        task: Task,
+        prompt: Prompt,
+        limits: Limits,
+        tenant: str,
+        locations: Mapping[str, Location],
+    ) -> Iterator[GenerationRequest]:
+        """One for each sample; they share the prompt, and with it what the engine computes of it."""
+        tensors = StoredTensors(self._reader, self._feature_budget, task.turns, locations)
+        feature_ids = tuple(_feature_id(locations[key]) for key in tensors.keys)
+        for index in task.sample_indices:
+            yield GenerationRequest(
+                request_id=str(next(self._numbers)),
+                prompt=prompt,
+                features=tensors.for_sample(),
+                sampling=replace(task.sampling, sample_index=index),
+                limits=limits,
+                feature_ids=feature_ids,
+                prefix_root=tenant.encode(),
+                continuation=task.continuation,
+                priority=task.priority,
+            )
 
     async def _look_up(self, turns: Sequence[Turn], tenant: str, field: str) -> dict[str, Location]:
         names = [
@@ -133,9 +158,14 @@ class DecoderService:
                 f"they must fit into {context}",
                 field="task.turns",
             )
+        ends = frozenset() if task.ignore_eos else self._prompts.stop_token_ids
         return Limits(
             max_output_tokens=min(left, task.output_limit(self._limits)),
+            stop_token_ids=frozenset(task.stop_token_ids) | ends,
             min_output_tokens=task.min_output_tokens,
-            stop_token_ids=self._prompts.stop_token_ids,
-            ignore_eos=task.ignore_eos,
         )
+
+
+def _feature_id(location: Location) -> bytes:
+    """What was handed over is not in the store, so nobody can delete it there: it serves one question."""
+    return secrets.token_bytes(32) if location.source else content_id(location.manifest)

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from decoder_service.answer import Ending, Piece
 from decoder_service.engine.engine import Sampling, TokenOutput
+from decoder_service.engine.sequence import Priority
 from decoder_service.prompt import FeaturePart, Part, TextPart, Turn
 from decoder_service.service import DecoderService
 from decoder_service.task import Task
@@ -20,6 +21,12 @@ from shared.rpc.tenant import tenant_of
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _ROLES = {pb.ROLE_SYSTEM: "system", pb.ROLE_USER: "user", pb.ROLE_ASSISTANT: "assistant"}
+_PRIORITIES: dict[int, Priority] = {
+    pb.PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    pb.PRIORITY_LOW: Priority.LOW,
+    pb.PRIORITY_NORMAL: Priority.NORMAL,
+    pb.PRIORITY_HIGH: Priority.HIGH,
+}
 _FINISH_REASONS = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 
 
@@ -39,19 +46,22 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> pb.GenerateResponse:
         task = _task(request.task)
-        response = pb.GenerateResponse()
-        texts: list[str] = []
+        samples = {index: _WholeSample(index) for index in task.sample_indices}
+        summary = pb.Summary()
         async with aclosing(self._service.answer(task, tenant_of(context))) as values:
             async for value in values:
                 if isinstance(value, Ending):
-                    response.summary.CopyFrom(_summary(value))
+                    summary = _summary(value)
                 else:
-                    delta = _delta(value, request.task)
-                    texts.append(delta.text)
-                    response.token_ids.extend(delta.token_ids)
-                    response.logprobs.extend(delta.logprobs)
-        response.text = "".join(texts)
-        return response
+                    samples[value.sample_index].add(_delta(value, request.task))
+        first, *further = [sample.finish() for sample in samples.values()]
+        return pb.GenerateResponse(
+            text=first.text,
+            token_ids=first.token_ids,
+            logprobs=first.logprobs,
+            summary=summary,
+            further_samples=further,
+        )
 
     async def StreamGenerate(  # noqa: N802 - the contract's name
         self, request: pb.StreamGenerateRequest, context: Context
@@ -61,7 +71,8 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
             async for value in values:
                 if isinstance(value, Ending):
                     yield pb.StreamGenerateResponse(summary=_summary(value))
-                elif (delta := _delta(value, request.task)).ByteSize():
+                elif (delta := _delta(value, request.task)).ByteSize():  # else there is nothing to send
+                    delta.sample_index = value.sample_index
                     yield pb.StreamGenerateResponse(delta=delta)
 
     async def CountTokens(  # noqa: N802 - the contract's name
@@ -75,6 +86,23 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
         )
 
 
+class _WholeSample:
+    """A sample as it grows."""
+
+    def __init__(self, index: int) -> None:
+        self._sample = pb.Sample(sample_index=index)
+        self._texts: list[str] = []
+
+    def add(self, delta: pb.Delta) -> None:
+        self._texts.append(delta.text)
+        self._sample.token_ids.extend(delta.token_ids)
+        self._sample.logprobs.extend(delta.logprobs)
+
+    def finish(self) -> pb.Sample:
+        self._sample.text = "".join(self._texts)
+        return self._sample
+
+
 def _task(task: pb.GenerationTask) -> Task:
     return Task(
         turns=_turns(task.turns, "task.turns"),
@@ -82,9 +110,19 @@ def _task(task: pb.GenerationTask) -> Task:
         max_output_tokens=task.max_output_tokens if task.HasField("max_output_tokens") else None,
         min_output_tokens=task.min_output_tokens,
         stop_sequences=tuple(task.stop_sequences),
+        stop_token_ids=tuple(task.stop_token_ids),
         ignore_eos=task.ignore_eos,
         continuation=tuple(task.continuation_token_ids),
+        priority=_priority(task.priority),
+        sample_count=task.sample_count or 1,
+        first_sample=task.first_sample,
     )
+
+
+def _priority(value: int) -> Priority:
+    if value not in _PRIORITIES:
+        raise InvalidRequest("priority must be low, normal or high", field="task.priority")
+    return _PRIORITIES[value]
 
 
 def _sampling(task: pb.GenerationTask) -> Sampling:
@@ -93,6 +131,11 @@ def _sampling(task: pb.GenerationTask) -> Sampling:
         temperature=given.temperature,
         top_p=given.top_p if given.HasField("top_p") else 1.0,
         top_k=given.top_k,
+        min_p=given.min_p,
+        repetition_penalty=given.repetition_penalty if given.HasField("repetition_penalty") else 1.0,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+        logit_bias=tuple(sorted(given.logit_bias.items())),
         seed=given.seed if given.HasField("seed") else None,
         top_logprobs=task.top_logprobs if task.HasField("top_logprobs") else None,
     )
@@ -126,7 +169,6 @@ def _part(part: pb.Part, name: str) -> Part:
 
 
 def _delta(piece: Piece, task: pb.GenerationTask) -> pb.Delta:
-    """Empty when there is nothing to send."""
     delta = pb.Delta(text=piece.text)
     if task.return_token_ids:
         delta.token_ids.extend(map(_token_id, piece.tokens))
@@ -157,6 +199,14 @@ def _summary(ending: Ending) -> pb.Summary:
         reused_tokens=ending.reused_tokens,
         time_to_first_token=_duration(ending.time_to_first_token),
         queue_time=_duration(ending.queue_time),
+        samples=[
+            pb.SampleSummary(
+                sample_index=sample.sample_index,
+                finish_reason=_FINISH_REASONS[sample.finish],
+                output_tokens=sample.output_tokens,
+            )
+            for sample in ending.samples
+        ],
     )
 
 

@@ -44,14 +44,13 @@ class Sampling:
 class Limits:
     """When one request's generation ends.
 
-    Counts include `continuation` tokens. Tokens of `stop_token_ids` end the answer (they are not part of
-    it), unless `ignore_eos`; they are never chosen before `min_output_tokens`.
+    Counts include `continuation` tokens. Tokens of `stop_token_ids` end the answer and are not part of it;
+    they are not chosen before `min_output_tokens`.
     """
 
     max_output_tokens: int
     min_output_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
-    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ The half loads as the full model class without its tower, so that Transformers' 
 (the hub stores experts transposed) and its rules for tied embeddings apply. Vision weights stay on the disk.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ class LanguageModel:
         text = half.config.text_config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size
+        self.visual_token_ids = frozenset(_visual_token_ids(half.config))
         self.context_tokens: int = text.max_position_embeddings
         self.deepstack_levels = len(half.config.vision_config.deepstack_visual_indexes)
         self.device: torch.device = half.device
@@ -99,6 +101,12 @@ class LanguageModel:
         """`[R, hidden_size]` to `[R, vocab_size]`, in float32."""
         logits: torch.Tensor = self._half.lm_head(hidden)
         return logits.float()
+
+
+def _visual_token_ids(config: Any) -> Iterator[int]:
+    """Tokens that stand for pictures and clips, or around them: a caller's to place, never the model's."""
+    for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
+        yield int(getattr(config, name))
 
 
 def open_language_model(checkpoint: Path, *, dtype: torch.dtype, device: torch.device) -> LanguageModel:

@@ -314,7 +314,7 @@ def _sequence_of(request: GenerationRequest, now: float) -> Sequence:
         request.request_id,
         prompt.token_ids,
         max_output_tokens=limits.max_output_tokens,
-        stop_token_ids=frozenset() if limits.ignore_eos else limits.stop_token_ids,
+        stop_token_ids=limits.stop_token_ids,
         continuation=request.continuation,
         priority=request.priority,
         arrived=now,

@@ -42,12 +42,12 @@ class _Inputs:
     spans: tuple[_VisualSpan, ...] = ()
 
     @classmethod
-    def of(cls, request: GenerationRequest, vocab_size: int) -> Self:
+    def of(cls, request: GenerationRequest, model: LanguageModel) -> Self:
         prompt = request.prompt
         axes = torch.tensor(prompt.positions, dtype=torch.long).reshape(-1, 3).T
         return cls(
             prompt=prompt,
-            rules=TokenRules(request, vocab_size),
+            rules=TokenRules(request, model.vocab_size, model.visual_token_ids),
             positions=torch.cat([torch.arange(len(prompt.token_ids))[None], axes]),
             next_position=prompt.next_position,
         )
@@ -89,7 +89,7 @@ class ModelRunner:
 
     def open(self, request: GenerationRequest) -> None:
         """Takes a request's inputs; steps may name it until it is closed."""
-        self._inputs[request.request_id] = _Inputs.of(request, self._model.vocab_size)
+        self._inputs[request.request_id] = _Inputs.of(request, self._model)
 
     def provide(self, request_id: str, first: int, bundles: Sequence[FeatureBundle]) -> None:
         """Takes the features of an open request from number `first` of its prompt on."""

@@ -1,32 +1,61 @@
 """Logits to tokens, for each row by its own request's rules; knows no batch beyond its rows.
 
-Each token of the vocabulary gets noise from a generator seeded with a hash of (seed, number of the token in
-the answer), and the highest of probability over noise is chosen (the noise is exponential, so each token
-wins with its probability). A request's text thus depends neither on its neighbours nor on where the answer
-was interrupted; and the last bits of the logits, which do depend on the batch, matter only where two
-tokens come out equal. (One number compared with the cumulative distribution would be cheaper, but each of
-its boundaries moves with those bits: with 150,000 of them one token in 700 came out differently.)
+The rules apply in this order, which is that of Transformers' processors:
+
+1. `logit_bias` is added;
+2. repetition, presence and frequency penalties;
+3. tokens that must not come are ruled out: those that the form of the answer does not allow, ends before
+   `min_output_tokens`, and visual tokens. Where nothing would be left, ends may come early;
+4. temperature; 0 takes the best token;
+5. `top_k`, `top_p` and `min_p`, each on what the one before left.
+
+Of what is left, the token with the highest probability over its noise (see noise.py) is chosen: the noise is
+exponential, so each token wins with its probability. A request's text thus depends neither on its
+neighbours nor on where the answer was interrupted; and the last bits of the logits, which do depend on the
+batch, matter only where two tokens come out equal. (One number compared with the cumulative distribution
+would be cheaper, but each of its boundaries moves with those bits: with 150,000 of them one token in 700
+came out differently.)
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from decoder_service.engine.engine import Candidate, Sampling
+from decoder_service.engine.noise import noise
+from decoder_service.engine.token_counts import TokenCounts
 
 _USUAL_NUCLEUS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """How the token of one row is chosen: it is number `index` of its answer, and none of `forbidden`."""
+    """How the token of one row is chosen: it is number `index` of its answer.
+
+    It is none of `never`, and none of `ends` where anything else is left. `allowed`, if any, is a bit mask
+    (see engine.TokenGrammar), `counts` what the penalties count, and None without penalties.
+    """
 
     sampling: Sampling
     seed: int
     index: int
-    forbidden: frozenset[int] = frozenset()
+    never: frozenset[int] = frozenset()
+    ends: frozenset[int] = frozenset()
+    allowed: NDArray[np.int32] | None = None
+    counts: TokenCounts | None = None
+
+    @property
+    def takes_the_best(self) -> bool:
+        return self.sampling.temperature == 0 or self.sampling.top_p == 0 or self.sampling.top_k == 1
+
+    @property
+    def is_plain(self) -> bool:
+        """True when the best of the model's own logits is the token, unless it is one of `never`."""
+        is_untouched = self.counts is None and self.allowed is None and not self.ends
+        return is_untouched and self.takes_the_best and not self.sampling.logit_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,47 +69,76 @@ class Choice:
 
 def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Choice]:
     """One token for each row of `logits` `[R, vocab_size]` (float32, left as they are)."""
-    allowed = _without_forbidden(logits, rows)
-    token_ids = allowed.argmax(dim=-1).tolist()
-    for number, row in enumerate(rows):
-        if row.sampling.temperature > 0 and row.sampling.top_p > 0:
-            token_ids[number] = _sample(allowed[number], row)
-    return [_describe(logits[number], token_ids[number], row.sampling) for number, row in enumerate(rows)]
+    best = logits.argmax(dim=-1).tolist()
+    choices = []
+    for row, own, token_id in zip(rows, logits, best, strict=True):
+        is_chosen = row.is_plain and token_id not in row.never
+        choices.append(_describe(own, token_id if is_chosen else _choose(own, row), row.sampling))
+    return choices
 
 
-def noise(seed: int, index: int, size: int, device: torch.device) -> torch.Tensor:
-    """`[size]` exponential numbers (float64) that depend on the seed and the token's number alone."""
-    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest))
-    return -torch.rand(size, dtype=torch.float64, generator=generator, device=device).log_()
+def _choose(logits: torch.Tensor, row: SamplingRow) -> int:
+    scores = logits.clone()
+    _shift(scores, row.sampling.logit_bias)
+    if row.counts is not None:
+        _penalize(scores, row.counts, row.sampling)
+    _rule_out(scores, row)
+    return int(scores.argmax()) if row.takes_the_best else _sample(scores, row)
 
 
-def _without_forbidden(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    if not any(row.forbidden for row in rows):
-        return logits
-    allowed = logits.clone()
-    for number, row in enumerate(rows):
-        allowed[number, list(row.forbidden)] = -torch.inf
-    return allowed
+def _shift(scores: torch.Tensor, logit_bias: Sequence[tuple[int, float]]) -> None:
+    if logit_bias:
+        token_ids, biases = zip(*logit_bias, strict=True)
+        places = torch.tensor(token_ids, device=scores.device)
+        scores.index_add_(0, places, torch.tensor(biases, dtype=scores.dtype, device=scores.device))
 
 
-def _sample(logits: torch.Tensor, row: SamplingRow) -> int:
-    token_ids, probabilities = _candidates(logits, row.sampling)
-    spread = noise(row.seed, row.index, len(logits), logits.device)[token_ids]
+def _penalize(scores: torch.Tensor, counts: TokenCounts, sampling: Sampling) -> None:
+    token_ids, times = counts.ids.to(scores.device), counts.counts.to(scores.device)
+    penalized = scores[token_ids]
+    factor = sampling.repetition_penalty
+    if factor != 1:
+        penalized = torch.where(penalized > 0, penalized / factor, penalized * factor)
+    penalized -= sampling.presence_penalty * (times > 0) + sampling.frequency_penalty * times
+    scores[token_ids] = penalized
+
+
+def _rule_out(scores: torch.Tensor, row: SamplingRow) -> None:
+    if row.allowed is not None:
+        scores.masked_fill_(~_bits(row.allowed, len(scores)).to(scores.device), -torch.inf)
+    scores[list(row.never)] = -torch.inf
+    if row.ends:
+        ends = list(row.ends)
+        before = scores[ends]
+        scores[ends] = -torch.inf
+        if scores.max() == -torch.inf:
+            scores[ends] = before
+
+
+def _bits(mask: NDArray[np.int32], size: int) -> torch.Tensor:
+    """`[size]`, True where the bit of a token is set."""
+    return torch.from_numpy(np.unpackbits(mask.view(np.uint8), bitorder="little", count=size)).bool()
+
+
+def _sample(scores: torch.Tensor, row: SamplingRow) -> int:
+    token_ids, probabilities = _candidates(scores, row.sampling)
+    spread = noise(row.seed, row.sampling.sample_index, row.index, token_ids)
     return int(token_ids[(probabilities / spread).argmax()])
 
 
-def _candidates(logits: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that top-k and then top-p leave, and their probabilities, which need not sum to 1."""
-    # In float64: the smallest temperatures that a request can send are zero in float32.
-    scores = (logits - logits.max()).double() / sampling.temperature
+def _candidates(scores: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that top-k, top-p and min-p leave, and their probabilities, which need not sum to 1."""
     token_ids = torch.arange(len(scores), device=scores.device)
     if 0 < sampling.top_k < len(scores):
         scores, token_ids = scores.topk(sampling.top_k)
-    probabilities = scores.softmax(0)
+    # In float64: the smallest temperatures that a request can send are zero in float32.
+    probabilities = ((scores - scores.max()).double() / sampling.temperature).softmax(0)
     if sampling.top_p < 1:
-        nucleus = _nucleus(probabilities, sampling.top_p)
-        token_ids, probabilities = token_ids[nucleus], probabilities[nucleus]
+        kept = _nucleus(probabilities, sampling.top_p)
+        token_ids, probabilities = token_ids[kept], probabilities[kept]
+    if sampling.min_p > 0:
+        kept = probabilities >= sampling.min_p * probabilities.max()
+        token_ids, probabilities = token_ids[kept], probabilities[kept]
     return token_ids, probabilities
 
 

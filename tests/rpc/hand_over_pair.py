@@ -119,7 +119,9 @@ async def served_decoder(
         FeatureReader(store, shape or FeatureShape(FINGERPRINT, HIDDEN, LEVELS), sources),
         prompts,
         engine,
-        TaskLimits(max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000),
+        TaskLimits(
+            max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000, vocab_size=960
+        ),
         ByteBudget(64 * 1024**2, max_waiting=8),
         model_name="scripted",
     )

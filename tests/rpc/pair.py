@@ -29,7 +29,9 @@ from tests.rpc.servers import settings
 from tests.unit.encoder.harness import FINGERPRINT, a_store, an_encoder
 
 SECONDS = 20
-TASK_LIMITS = TaskLimits(max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000)
+TASK_LIMITS = TaskLimits(
+    max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000, vocab_size=960
+)
 METHODS = ("Generate", "StreamGenerate", "CountTokens")
 
 

@@ -58,7 +58,9 @@ async def decoder(prompts: PromptBuilder) -> AsyncIterator[Decoder]:
         FeatureReader(store, FeatureShape(FINGERPRINT, HIDDEN_SIZE, LEVELS)),
         prompts,
         engine,
-        TaskLimits(max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000),
+        TaskLimits(
+            max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000, vocab_size=960
+        ),
         ByteBudget(1024 * 1024, max_waiting=8),
         model_name="scripted",
     )

@@ -1,8 +1,8 @@
 """Tokens become pieces; a continuation is counted, and its text is not sent again."""
 
-from decoder_service.answer import Answer
+from decoder_service.answer import Answer, ending_of
 from decoder_service.detokenize import Detokenizer, Vocabulary
-from decoder_service.engine.engine import Prompt, RequestTimings, TokenOutput
+from decoder_service.engine.engine import Prompt, TokenOutput
 
 VOCABULARY = Vocabulary({"one": 1, "Ġtwo": 2, "Ġthree": 3})
 PROMPT = Prompt((7, 8), ((0, 0, 0), (1, 1, 1)), 2)
@@ -25,7 +25,7 @@ def test_the_end_token_is_no_piece_of_the_answer() -> None:
     piece = answer.add([TokenOutput(None, finish="stop")])
     assert piece.text == ""
     assert piece.tokens == ()
-    assert answer.ending(PROMPT, RequestTimings(), 0.0).output_tokens == 1
+    assert answer.ending().output_tokens == 1
 
 
 def test_a_stop_sequence_ends_the_answer_before_itself() -> None:
@@ -47,7 +47,7 @@ def test_a_resumed_answer_goes_on_at_the_right_character() -> None:
     rest = [TokenOutput(2), TokenOutput(1, finish="length")]
     assert first == "one"
     assert [whole.add([output]).text for output in rest] == [resumed.add([output]).text for output in rest]
-    assert resumed.ending(PROMPT, RequestTimings(), 0.0).output_tokens == 3
+    assert resumed.ending().output_tokens == 3
 
 
 def test_a_continuation_that_holds_the_stop_is_finished() -> None:
@@ -57,7 +57,20 @@ def test_a_continuation_that_holds_the_stop_is_finished() -> None:
 def test_times_count_from_arrival_and_submission() -> None:
     answer = _answer()
     answer.add([TokenOutput(1, finish="length")])
-    timings = RequestTimings(submitted=11.0, first_scheduled=11.5, first_token=13.0)
-    ending = answer.ending(PROMPT, timings, arrived=10.0)
+    answer.timings.submitted = 11.0
+    answer.timings.first_scheduled, answer.timings.first_token = 11.5, 13.0
+    ending = ending_of([answer], PROMPT, arrived=10.0)
     assert (ending.time_to_first_token, ending.queue_time) == (3.0, 0.5)
     assert (ending.input_tokens, ending.visual_tokens) == (2, 0)
+
+
+def test_of_several_samples_the_first_token_of_any_counts_and_tokens_add_up() -> None:
+    answers = [Answer(Detokenizer(VOCABULARY, ()), (), index) for index in (3, 4)]
+    for answer, first_token in zip(answers, (12.0, 11.0), strict=True):
+        piece = answer.add([TokenOutput(1), TokenOutput(2, finish="length")])
+        assert piece.text == "one two"
+        answer.timings.first_token = first_token
+    assert piece.sample_index == 4
+    ending = ending_of(answers, PROMPT, arrived=10.0)
+    assert (ending.time_to_first_token, ending.output_tokens) == (1.0, 4)
+    assert [(each.sample_index, each.finish) for each in ending.samples] == [(3, "length"), (4, "length")]

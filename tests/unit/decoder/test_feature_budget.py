@@ -27,7 +27,9 @@ async def test_fp8_is_held_as_the_bfloat16_that_it_becomes() -> None:
         FeatureReader(store, FeatureShape("f" * 64, HIDDEN_SIZE, LEVELS)),
         PromptBuilder.open(open_checkpoint(str(DEMO_CHECKPOINT))),
         engine,
-        TaskLimits(max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000),
+        TaskLimits(
+            max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000, vocab_size=960
+        ),
         budget,
         model_name="scripted",
     )

@@ -10,7 +10,9 @@ from decoder_service.task import Task, TaskLimits, check_task
 from decoder_service.turns import TextPart, Turn
 from shared.errors import InvalidRequest, InvalidSampling
 
-LIMITS = TaskLimits(max_output_tokens=100, default_output_tokens=20, max_prompt_characters=1000)
+LIMITS = TaskLimits(
+    max_output_tokens=100, default_output_tokens=20, max_prompt_characters=1000, vocab_size=960
+)
 TASK = Task(turns=(Turn("user", (TextPart("hello"),)),))
 
 

@@ -98,7 +98,7 @@ def request(
         prompt=Prompt(tuple(range(prompt)), tuple((n, n, n) for n in range(prompt)), prompt),
         features=HeldTensors(),
         sampling=Sampling(),
-        limits=Limits(output, stop_token_ids=frozenset({STOP}), ignore_eos=ignore_eos),
+        limits=Limits(output, stop_token_ids=frozenset() if ignore_eos else frozenset({STOP})),
         continuation=continuation,
     )
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from decoder_service.engine.engine import Sampling
-from decoder_service.engine.sampling import Choice, SamplingRow, choose, noise
+from decoder_service.engine.noise import noise
+from decoder_service.engine.sampling import Choice, SamplingRow, choose
 
 LOGITS = torch.tensor([[0.0, 3.0, 2.0, 1.0, -1.0]])
 DRAWS = 400
@@ -88,11 +89,33 @@ def test_each_row_keeps_its_own_rules() -> None:
 
 
 def test_noise_depends_on_seed_and_place() -> None:
-    cpu = torch.device("cpu")
-    first = {noise(seed, n, 5, cpu)[0].item() for seed in (-1, 0, 1, 2**63 - 1) for n in range(100)}
-    assert len(first) == 400
+    tokens = torch.arange(5)
+    first = {
+        noise(seed, sample, n, tokens)[0].item()
+        for seed in (-1, 0, 1, 2**63 - 1)
+        for sample in range(3)
+        for n in range(100)
+    }
+    assert len(first) == 1200
     assert min(first) > 0
-    assert torch.equal(noise(5, 7, 9, cpu), noise(5, 7, 9, cpu))
+    assert torch.equal(noise(5, 0, 7, tokens), noise(5, 0, 7, tokens))
+
+
+def test_noise_is_the_token_s_own_whichever_others_are_asked_for() -> None:
+    everything = noise(5, 1, 7, torch.arange(1000))
+    some = torch.tensor([3, 999, 500])
+    assert torch.equal(noise(5, 1, 7, some), everything[some])
+
+
+def test_noise_is_exponential_and_independent_from_place_to_place() -> None:
+    """Deciles of 100,000 numbers, and the correlation of two places of an answer and of two tokens."""
+    tokens = torch.arange(100_000)
+    numbers, others = noise(1, 0, 0, tokens), noise(1, 0, 1, tokens)
+    bounds = -torch.log1p(-torch.arange(1, 10, dtype=torch.float64) / 10)
+    shares = torch.bincount(torch.bucketize(numbers, bounds), minlength=10) / 100_000
+    assert (shares - 0.1).abs().max() < 0.005
+    pairs = torch.stack([numbers[:-1], numbers[1:], others[:-1]])
+    assert torch.corrcoef(pairs).triu(1).abs().max() < 0.02
 
 
 def test_the_last_bits_of_the_logits_hardly_ever_matter() -> None:
@@ -115,21 +138,21 @@ def test_a_wide_nucleus_is_exact_too() -> None:
 
 def test_forbidden_tokens_are_never_chosen() -> None:
     forbidden = frozenset({1, 2})
-    rows = [SamplingRow(Sampling(temperature=t), 1, n, forbidden) for n, t in enumerate([0, 1.0] * 100)]
+    rows = [SamplingRow(Sampling(temperature=t), 1, n, ends=forbidden) for n, t in enumerate([0, 1.0] * 100)]
     chosen = {choice.token_id for choice in choose(LOGITS.expand(200, -1), rows)}
     assert chosen == {0, 3, 4}
 
 
 def test_forbidding_one_row_leaves_the_logits_and_the_others_alone() -> None:
     logits = LOGITS.expand(2, -1).clone()
-    rows = [SamplingRow(Sampling(), 1, 0, frozenset({1})), SamplingRow(Sampling(), 1, 0)]
+    rows = [SamplingRow(Sampling(), 1, 0, ends=frozenset({1})), SamplingRow(Sampling(), 1, 0)]
     assert [choice.token_id for choice in choose(logits, rows)] == [2, 1]
     assert torch.equal(logits, LOGITS.expand(2, -1))
 
 
 def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     sampling = Sampling(temperature=3.0, top_k=1, top_logprobs=2)
-    [choice] = choose(LOGITS, [SamplingRow(sampling, 1, 0, frozenset({1}))])
+    [choice] = choose(LOGITS, [SamplingRow(sampling, 1, 0, ends=frozenset({1}))])
     expected = LOGITS[0].log_softmax(0)
     assert choice.token_id == 2
     assert choice.logprob == pytest.approx(expected[2].item())

@@ -1,0 +1,45 @@
+"""How often each token stands in an answer, as tensors that grow by one; knows no logits."""
+
+from collections.abc import Iterable
+
+import torch
+
+_FIRST_ROOM = 256
+
+
+class TokenCounts:
+    """Tokens of an answer with their counts, and tokens of its prompt, which count 0 until they are answered.
+
+    Taking a token costs the same however long the answer is.
+    """
+
+    def __init__(self, prompt: Iterable[int] = ()) -> None:
+        self._place_of: dict[int, int] = {}
+        self._ids = torch.empty(_FIRST_ROOM, dtype=torch.long)
+        self._counts = torch.empty(_FIRST_ROOM)
+        for token_id in prompt:
+            self._place(token_id)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """`[n]`, all different."""
+        return self._ids[: len(self._place_of)]
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """`[n]` in float32, in the order of `ids`."""
+        return self._counts[: len(self._place_of)]
+
+    def add(self, token_id: int) -> None:
+        """Counts a token of the answer."""
+        self._counts[self._place(token_id)] += 1
+
+    def _place(self, token_id: int) -> int:
+        place = self._place_of.get(token_id)
+        if place is None:
+            place = self._place_of[token_id] = len(self._place_of)
+            if place == len(self._ids):
+                self._ids = torch.cat([self._ids, torch.empty_like(self._ids)])
+                self._counts = torch.cat([self._counts, torch.empty_like(self._counts)])
+            self._ids[place], self._counts[place] = token_id, 0
+        return place
