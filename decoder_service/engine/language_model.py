@@ -4,7 +4,7 @@ The half loads as the full model class without its tower, so that Transformers' 
 (the hub stores experts transposed) and its rules for tied embeddings apply. Vision weights stay on the disk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from decoder_service.engine.attention import PACKED_ATTENTION, PackedPlan
+from decoder_service.engine.attention import PackedPlan
 from decoder_service.engine.checks import ModelShape
 from decoder_service.engine.kv_pool import KVShape
+from decoder_service.engine.text_layers import Rotation, TextLayer, norm
 
 _VISION_WEIGHTS = [r"^model\.visual\."]
 
@@ -46,6 +47,8 @@ class LanguageModel:
 
     def __init__(self, half: Any) -> None:
         self._half = half
+        self._text = half.model.language_model
+        self._layers = [TextLayer(layer, number) for number, layer in enumerate(self._text.layers)]
         text = half.config.text_config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size
@@ -68,34 +71,31 @@ class LanguageModel:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """`[N]` token ids to `[N, hidden_size]`."""
-        embedded: torch.Tensor = self._half.model.language_model.embed_tokens(token_ids)
+        embedded: torch.Tensor = self._text.embed_tokens(token_ids)
         return embedded
 
     def forward(
         self,
         embeds: torch.Tensor,
         positions: torch.Tensor,
-        visual_mask: torch.Tensor | None,
-        deepstack: list[torch.Tensor] | None,
+        visual_rows: torch.Tensor,
+        deepstack: Sequence[torch.Tensor],
         plan: PackedPlan,
     ) -> torch.Tensor:
         """Runs the layers over a packed row and gives its hidden states, `[N, hidden_size]`.
 
-        `embeds` is `[N, hidden_size]`, `positions` `[4, N]` (place in the sequence, then temporal, height,
-        width). `visual_mask` `[N]` marks the visual rows, and `deepstack` has what each level adds to them,
-        `[visual rows, hidden_size]`; both are None in a step without visual rows.
+        `embeds` is `[N, hidden_size]`, `positions` `[3, N]` (temporal, height, width). To the rows
+        `visual_rows`, `deepstack` has what is added behind each of the first layers, `[visual rows,
+        hidden_size]`; it is empty in a step without visual rows.
         """
-        output = self._half.model.language_model(
-            inputs_embeds=embeds[None],
-            position_ids=positions[:, None],
-            attention_mask=None,
-            use_cache=False,
-            visual_pos_masks=None if visual_mask is None else visual_mask[None],
-            deepstack_visual_embeds=deepstack,
-            packed=plan,
-        )
-        hidden: torch.Tensor = output.last_hidden_state[0]
-        return hidden
+        cos, sin = self._text.rotary_emb(embeds[None], positions[:, None])
+        rotation = Rotation(cos[0, :, None], sin[0, :, None])
+        hidden = embeds
+        for number, layer in enumerate(self._layers):
+            hidden = layer.forward(hidden, rotation, plan)
+            if number < len(deepstack):
+                hidden.index_add_(0, visual_rows, deepstack[number])
+        return norm(self._text.norm, hidden)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[R, hidden_size]` to `[R, vocab_size]`, in float32."""
@@ -123,7 +123,6 @@ def open_language_model(checkpoint: Path, *, dtype: torch.dtype, device: torch.d
         checkpoint,
         config=config,
         dtype=dtype,
-        attn_implementation={"text_config": PACKED_ATTENTION},
         local_files_only=True,
     )
     return LanguageModel(half.to(device).eval().requires_grad_(False))

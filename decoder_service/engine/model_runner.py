@@ -6,10 +6,10 @@ from typing import Self
 
 import torch
 
-from decoder_service.engine.attention import PackedPlan, plan_sequence
+from decoder_service.engine.attention import PackedPlan, PackedSequence, plan_step
 from decoder_service.engine.checks import check_features, check_request
 from decoder_service.engine.engine import GenerationRequest, Prompt
-from decoder_service.engine.kv_pool import KVPool, slots_of
+from decoder_service.engine.kv_pool import BlockNumbers, KVPool
 from decoder_service.engine.language_model import LanguageModel
 from decoder_service.engine.sampling import Choice, choose
 from decoder_service.engine.scheduler import Chunk, Step
@@ -31,7 +31,7 @@ class _VisualSpan:
 class _Inputs:
     """What the model needs of one open request.
 
-    `positions` `[4, prompt tokens]` are place in the sequence, temporal, height and width. `spans` are those
+    `positions` `[3, prompt tokens]` are temporal, height and width. `spans` are those
     whose features are at hand: from the first one that has to be computed on, until the prompt is.
     """
 
@@ -39,6 +39,7 @@ class _Inputs:
     rules: TokenRules
     positions: torch.Tensor
     next_position: int
+    blocks: BlockNumbers
     spans: tuple[_VisualSpan, ...] = ()
 
     @classmethod
@@ -48,18 +49,18 @@ class _Inputs:
         return cls(
             prompt=prompt,
             rules=TokenRules(request, model.vocab_size, model.visual_token_ids),
-            positions=torch.cat([torch.arange(len(prompt.token_ids))[None], axes]),
+            positions=axes.contiguous(),
             next_position=prompt.next_position,
+            blocks=BlockNumbers(model.device),
         )
 
     def positions_of(self, chunk: Chunk) -> torch.Tensor:
-        """`[4, chunk tokens]`; generated tokens stand at one place on all three axes."""
+        """`[3, chunk tokens]`; generated tokens stand at one place on all three axes."""
         length = self.positions.shape[1]
         if chunk.end <= length:
             return self.positions[:, chunk.start : chunk.end]
-        places = torch.arange(max(chunk.start, length), chunk.end)
-        axes = (places + (self.next_position - length)).expand(3, -1)
-        generated = torch.cat([places[None], axes])
+        first = self.next_position - length + max(chunk.start, length)
+        generated = torch.arange(first, self.next_position - length + chunk.end).expand(3, -1)
         return torch.cat([self.positions[:, chunk.start :], generated], dim=1)
 
     def visual_rows(self, chunk: Chunk) -> Iterator[tuple[int, torch.Tensor]]:
@@ -120,40 +121,33 @@ class ModelRunner:
         token_ids = [token_id for chunk in step.chunks for token_id in chunk.token_ids]
         embeds = self._model.embed(torch.tensor(token_ids, device=device))
         positions = torch.cat([self._of(chunk).positions_of(chunk) for chunk in step.chunks], dim=1)
-        visual_mask, deepstack = self._place_features(step, embeds)
-        return self._model.forward(embeds, positions.to(device), visual_mask, deepstack, self._plan(step))
+        visual_rows, deepstack = self._place_features(step, embeds)
+        return self._model.forward(embeds, positions.to(device), visual_rows, deepstack, self._plan(step))
 
-    def _place_features(
-        self, step: Step, embeds: torch.Tensor
-    ) -> tuple[torch.Tensor | None, list[torch.Tensor] | None]:
-        """Writes the main features over their rows of `embeds`; gives the mask and the other levels."""
-        mask = torch.zeros(len(embeds), dtype=torch.bool)
-        stretches = []
+    def _place_features(self, step: Step, embeds: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Writes the main features over their rows of `embeds`; gives these rows and the other levels."""
+        rows, stretches = [torch.empty(0, dtype=torch.long)], []
         for chunk in step.chunks:
             for row, features in self._of(chunk).visual_rows(chunk):
-                mask[row : row + len(features)] = True
+                rows.append(torch.arange(row, row + len(features)))
                 stretches.append(features)
+        visual_rows = torch.cat(rows).to(embeds.device)
         if not stretches:
-            return None, None
+            return visual_rows, []
         features = torch.cat(stretches).to(embeds.device, embeds.dtype)
         main, *deepstack = torch.split(features, self._model.hidden_size, dim=1)
-        mask = mask.to(embeds.device)
-        embeds[mask] = main
-        return mask, deepstack
+        embeds[visual_rows] = main
+        return visual_rows, deepstack
 
     def _plan(self, step: Step) -> PackedPlan:
-        write_slots, sequences = [], []
-        for chunk in step.chunks:
-            slots = self._slots(chunk)
-            write_slots.append(slots[chunk.start : chunk.end])
-            sequences.append(plan_sequence(chunk.row, chunk.row_end, slots[: chunk.end]))
-        return PackedPlan(self._pool, torch.cat(write_slots), tuple(sequences))
+        sequences = [
+            PackedSequence(chunk.row, chunk.row_end, chunk.end, self._of(chunk).blocks.of(chunk.block_table))
+            for chunk in step.chunks
+        ]
+        return plan_step(self._pool, sequences)
 
     def _of(self, chunk: Chunk) -> _Inputs:
         return self._inputs[chunk.request_id]
-
-    def _slots(self, chunk: Chunk) -> torch.Tensor:
-        return slots_of(chunk.block_table, self._pool.device)
 
 
 def _visual_spans(

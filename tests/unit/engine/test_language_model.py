@@ -8,7 +8,7 @@ import torch
 
 from bench.generated_checkpoint import DEMO_CHECKPOINT, Kind, write_generated_checkpoint
 from decoder_service.engine.kv_cache import BLOCK_TOKENS
-from decoder_service.engine.kv_pool import KVPool, KVShape, slots_of
+from decoder_service.engine.kv_pool import BlockNumbers, KVPool, KVShape
 from decoder_service.engine.language_model import LanguageModel, open_language_model
 
 CPU = torch.device("cpu")
@@ -68,10 +68,18 @@ def test_a_budget_in_bytes_is_never_exceeded() -> None:
 
 def test_what_is_written_to_a_slot_is_read_from_it() -> None:
     pool = KVPool(KVShape(2, 1, 4, torch.float32), 3, CPU)
-    slots = slots_of([2, 0], CPU)
-    assert slots.tolist() == [*range(2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS), *range(BLOCK_TOKENS)]
-    keys, values = torch.randn(2, 5, 1, 4)
-    pool.write(1, slots[14:19], keys, values)
-    read_keys, read_values = pool.gather(1, slots[14:19])
-    assert torch.equal(read_keys, keys)
-    assert torch.equal(read_values, values)
+    slots = torch.tensor([2 * BLOCK_TOKENS + 14, 2 * BLOCK_TOKENS + 15, 0, 1])
+    keys, values = torch.randn(2, 4, 1, 4)
+    pool.write(1, slots, keys, values)
+    rows = pool.gather(1, slots)
+    assert torch.equal(rows[:, 0], keys)
+    assert torch.equal(rows[:, 1], values)
+
+
+def test_block_numbers_follow_a_table_that_grows_and_one_that_is_replaced() -> None:
+    numbers, table = BlockNumbers(CPU), [3]
+    for block in range(100, 140):
+        assert numbers.of(table).tolist() == table
+        table.append(block)
+    assert numbers.of([7, 8]).tolist() == [7, 8]
+    assert numbers.of(table).tolist() == table
