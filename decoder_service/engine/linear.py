@@ -18,10 +18,9 @@ class FrozenLinear:
     """
 
     def __init__(self, *modules: nn.Linear) -> None:
-        weight = torch.cat([module.weight for module in modules]).detach()
-        self._bias = None
-        if modules[0].bias is not None:
-            self._bias = torch.cat([module.bias for module in modules]).detach()
+        weight = _joined([module.weight for module in modules])
+        has_bias = modules[0].bias is not None
+        self._bias = _joined([module.bias for module in modules]) if has_bias else None
         for module in modules:
             del module.weight
         self._is_packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -34,6 +33,10 @@ class FrozenLinear:
             hidden, self._weight, self._bias, "none", [], ""
         )
         return product
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return (torch.cat(tensors) if len(tensors) > 1 else tensors[0]).detach()
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
