@@ -5,12 +5,13 @@ PROTOS := $(wildcard protos/lenspair/*/v1/*.proto)
 CODE := shared encoder_service decoder_service lenspair_client demo bench tests hatch_build.py
 CHECKPOINT ?= demo/checkpoint
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
-# Several torch processes share the cores here: their threads must not spin while they wait.
+# Several torch processes share the cores here: their threads must not spin for long (see shared/cpu.py).
 export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 100000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock proto demo up ask test check format lint types imports check-proto check-unit \
-	verify verify-generated bench-smoke bench-store test-faults train evaluate clean
+	verify verify-generated bench-smoke bench-decoder bench-store test-faults train evaluate clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -93,6 +94,9 @@ verify-generated: setup  ## The same on generated checkpoints: dense, untied, Mo
 
 bench-smoke: setup  ## How much encoder and decoder slow each other on this machine
 	$(PY) -m bench.smoke
+
+bench-decoder: setup  ## The engine beside Transformers' generate: prefill, decode, mixed lengths, reuse
+	$(PY) -m bench.decoder
 
 bench-store: setup  ## The store beside a bare socket and redis-py, and what narrower features lose
 	$(PY) -m bench.store

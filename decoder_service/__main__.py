@@ -1,9 +1,9 @@
 """`python -m decoder_service`: reads the settings and runs the decoder."""
 
-import os
 import sys
 
 from decoder_service.settings import DecoderSettings
+from shared.cpu import let_threads_sleep
 from shared.settings_help import parse_arguments
 
 
@@ -13,8 +13,8 @@ def main() -> int:
         "Lenspair's decoder: turns of text and feature keys in, text out.",
         DecoderSettings,
     )
-    # OpenMP reads this once, when torch is imported, and so the import comes after it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch is imported: OpenMP reads its settings once.
+    let_threads_sleep()
     from decoder_service.app import run  # noqa: PLC0415
 
     return run(settings)

@@ -13,7 +13,7 @@ from decoder_service.engine.sequence import Priority
 from decoder_service.prompt import FeaturePart, Part, TextPart, Turn
 from decoder_service.service import DecoderService
 from decoder_service.task import Task
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, NotSupported
 from shared.pb.lenspair.decoder.v1 import decoder_pb2 as pb
 from shared.pb.lenspair.decoder.v1 import decoder_pb2_grpc
 from shared.rpc.tenant import tenant_of
@@ -104,6 +104,8 @@ class _WholeSample:
 
 
 def _task(task: pb.GenerationTask) -> Task:
+    if task.HasField("output_format"):
+        raise NotSupported("output_format is not served yet", field="task.output_format")
     return Task(
         turns=_turns(task.turns, "task.turns"),
         sampling=_sampling(task),

@@ -1,9 +1,9 @@
 """`python -m encoder_service`: reads the settings and runs the encoder."""
 
-import os
 import sys
 
 from encoder_service.settings import EncoderSettings
+from shared.cpu import let_threads_sleep
 from shared.settings_help import parse_arguments
 
 
@@ -13,9 +13,8 @@ def main() -> int:
         "Lenspair's encoder: pictures in, references to their vision features out.",
         EncoderSettings,
     )
-    # Spinning threads of two torch processes on the same cores slow one another sixtyfold. OpenMP reads
-    # this once, when torch is imported, and so the import comes after it.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch is imported: OpenMP reads its settings once.
+    let_threads_sleep()
     from encoder_service.app import run  # noqa: PLC0415
 
     return run(settings)

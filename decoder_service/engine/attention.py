@@ -63,11 +63,12 @@ class _PromptPart:
     end: int
     slots: torch.Tensor | None
 
-    def mask(self) -> torch.Tensor:
-        """`[rows, slots]`, True where a row may look."""
+    def mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """`[rows, slots]`, added to the scores: 0 where a row may look, else minus infinity."""
         assert self.slots is not None
         rows, length = self.end - self.begin, len(self.slots)
-        return torch.ones(rows, length, dtype=torch.bool, device=self.slots.device).tril_(length - rows)
+        hidden = torch.full((rows, length), -torch.inf, dtype=dtype, device=self.slots.device)
+        return hidden.triu_(length - rows + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ def plan_step(pool: KVPool, sequences: Sequence[PackedSequence]) -> PackedPlan:
     return PackedPlan(
         pool,
         torch.cat([_slots(each, each.past, each.length) for each in sequences]),
-        tuple(_decode_group(group) for group in _groups(decoding, pool)),
-        tuple((part, _shared_mask(part)) for each in prompts for part in _parts(each)),
+        tuple(_decode_group(group, pool.shape.dtype) for group in _groups(decoding, pool)),
+        tuple((part, _shared_mask(part, pool.shape.dtype)) for each in prompts for part in _parts(each)),
     )
 
 
@@ -116,7 +117,7 @@ def attend(
             output[rows] = _prefill(query[rows], key[rows], value[rows], None, scaling)
         else:
             cached = plan.pool.gather(layer, part.slots)
-            mask = part.mask() if kept_mask is None else kept_mask
+            mask = part.mask(query.dtype) if kept_mask is None else kept_mask
             output[rows] = _prefill(query[rows], cached[:, 0], cached[:, 1], mask, scaling)
     return output
 
@@ -169,7 +170,7 @@ def _groups(sequences: Sequence[PackedSequence], pool: KVPool) -> Iterator[list[
         yield group
 
 
-def _decode_group(group: Sequence[PackedSequence]) -> _DecodeGroup:
+def _decode_group(group: Sequence[PackedSequence], dtype: torch.dtype) -> _DecodeGroup:
     device = group[0].blocks.device
     slots = torch.empty(len(group), group[0].length, dtype=torch.long, device=device)
     for padded, sequence in zip(slots, group, strict=True):
@@ -177,14 +178,14 @@ def _decode_group(group: Sequence[PackedSequence]) -> _DecodeGroup:
         padded[sequence.length :] = padded[0]
     lengths = [sequence.length for sequence in group]
     rows = torch.tensor([sequence.begin for sequence in group], device=device)
-    return _DecodeGroup(rows, slots.view(-1), _padding_mask(lengths, device))
+    return _DecodeGroup(rows, slots.view(-1), _padding_mask(lengths, dtype, device))
 
 
-def _padding_mask(lengths: Sequence[int], device: torch.device) -> torch.Tensor | None:
+def _padding_mask(lengths: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
     if len(set(lengths)) == 1:
         return None
     is_padding = torch.arange(lengths[0], device=device) >= torch.tensor(lengths, device=device)[:, None]
-    return torch.zeros_like(is_padding, dtype=torch.float).masked_fill_(is_padding, -torch.inf)[:, None, None]
+    return torch.zeros_like(is_padding, dtype=dtype).masked_fill_(is_padding, -torch.inf)[:, None, None]
 
 
 def _parts(sequence: PackedSequence) -> Iterator[_PromptPart]:
@@ -199,8 +200,8 @@ def _parts(sequence: PackedSequence) -> Iterator[_PromptPart]:
         yield _PromptPart(begin, end, _slots(sequence, 0, length))
 
 
-def _shared_mask(part: _PromptPart) -> torch.Tensor | None:
+def _shared_mask(part: _PromptPart, dtype: torch.dtype) -> torch.Tensor | None:
     """The mask for all layers, if it is small enough to be kept for the whole step."""
     if part.slots is None or (part.end - part.begin) * len(part.slots) > _MASK_PLACES // 4:
         return None
-    return part.mask()
+    return part.mask(dtype)

@@ -100,6 +100,13 @@ class LanguageModel:
                 hidden.index_add_(0, visual_rows, deepstack[number])
         return norm(self._text.norm, hidden)
 
+    def multiply_all(self, rows: int) -> None:
+        """Only the matrix products of a step with `rows` rows: the floor under its time."""
+        hidden = torch.ones(rows, self.hidden_size, dtype=self.dtype, device=self.device)
+        for layer in self._layers:
+            layer.multiply_all(hidden)
+        self.logits(hidden)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[R, hidden_size]` to `[R, vocab_size]`, in float32."""
         logits: torch.Tensor = self._half.lm_head(hidden)

@@ -22,6 +22,11 @@ class TextLayer:
         self._mlp = _Mlp(layer.mlp) if hasattr(layer.mlp, "gate_proj") else _ExpertMlp(layer.mlp)
         self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
 
+    def multiply_all(self, hidden: torch.Tensor) -> None:
+        """Only the matrix products of `forward`, for measuring what is left to gain."""
+        self._attention.multiply_all(hidden)
+        self._mlp.forward(hidden)
+
     def forward(self, hidden: torch.Tensor, rotation: "Rotation", plan: PackedPlan) -> torch.Tensor:
         hidden = hidden + self._attention.forward(norm(self._before_attention, hidden), rotation, plan)
         return hidden + self._mlp.forward(norm(self._before_mlp, hidden))
@@ -66,6 +71,10 @@ class _Attention:
         query, key = torch.split(rotation.turn(normed), [self._heads, self._kv_heads], dim=1)
         attended = attend(plan, self._number, query, key, value, scaling=self._scaling)
         return self._out.forward(attended.reshape(len(hidden), -1))
+
+    def multiply_all(self, hidden: torch.Tensor) -> None:
+        projected = self._projection.forward(hidden)
+        self._out.forward(projected[:, : self._heads * self._head_dim].contiguous())
 
 
 class _Mlp:
