@@ -42,7 +42,7 @@ def generate_once(turns: Sequence[Turn], generation: Generation, deadline: Deadl
     task = messages.generation_task(turns, generation, is_stream=False)
     request = decoder_pb2.GenerateRequest(task=task)
     response = yield Unary(Method.GENERATE, request, deadline.for_next_call())
-    return messages.answer_of(response.summary, response.text, response.token_ids, response.logprobs)
+    return messages.whole_answer_of(response)
 
 
 def stream_once(
@@ -53,6 +53,8 @@ def stream_once(
     failures: Failures,
 ) -> Flow[Answer]:
     """Shows the rest of an answer, behind what `progress` has of it, from one stream."""
+    if generation.samples != 1:
+        raise ValueError("a stream shows one sample; open one for each first_sample instead")
     task = messages.generation_task(turns, generation, received=progress.token_ids, is_stream=True)
     progress.begin_stream()
     try:

@@ -43,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ask(options: argparse.Namespace, client: LenspairClient) -> int:
-    generation = Generation(
-        max_output_tokens=options.max_tokens,
-        temperature=options.temperature,
-        seed=options.seed,
-        stop_sequences=tuple(options.stop),
-    )
+    if options.samples > 1:
+        return _ask_for_samples(options, client)
     steps = client.ask_stream(
-        options.question, options.image, system=options.system, generation=generation, timeout=options.timeout
+        options.question,
+        options.image,
+        system=options.system,
+        generation=_generation(options),
+        timeout=options.timeout,
     )
     for step in steps:
         if isinstance(step, str):
@@ -62,6 +62,42 @@ def _ask(options: argparse.Namespace, client: LenspairClient) -> int:
             terminal.end_pieces()
             terminal.note(_summary(step), always=options.verbose)
     return 0
+
+
+def _ask_for_samples(options: argparse.Namespace, client: LenspairClient) -> int:
+    answer = client.ask(
+        options.question,
+        options.image,
+        system=options.system,
+        generation=_generation(options),
+        timeout=options.timeout,
+    )
+    texts = [answer.text, *(sample.text for sample in answer.further_samples)]
+    if options.json:
+        terminal.show_json(_as_json(answer, options.image) | {"samples": texts})
+        return 0
+    for number, text in enumerate(texts, start=1):
+        terminal.show_piece(f"{number}. {text}")
+        terminal.end_pieces()
+    terminal.note(_summary(answer), always=options.verbose)
+    return 0
+
+
+def _generation(options: argparse.Namespace) -> Generation:
+    return Generation(
+        max_output_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        seed=options.seed,
+        stop_sequences=tuple(options.stop),
+        priority=options.priority,
+        samples=options.samples,
+    )
 
 
 def _encode(options: argparse.Namespace, client: LenspairClient) -> int:
@@ -139,10 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     ask = _add(commands, "ask", "answer a question, about pictures or without any", _ask)
     _add_question(ask)
     ask.add_argument("--system", default="", help="instructions for the model")
-    ask.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of the answer")
-    ask.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
-    ask.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
-    ask.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+    _add_generation(ask)
     ask.add_argument("--verbose", action="store_true", help="print the summary even to a file")
 
     encode = _add(commands, "encode", "have pictures' features in the store", _encode)
@@ -206,6 +239,29 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign:
         raise argparse.ArgumentTypeError("must be NAME=VALUE")
     return name, value
+
+
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how the answer is generated")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of the answer")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+    group.add_argument("--samples", type=int, default=1, metavar="N", help="answers to give; 1 by default")
+    group.add_argument("--priority", choices=("low", "normal", "high"), help="who is served first")
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
+    group.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
+    group.add_argument(
+        "--top-p", type=float, metavar="P", help="the fewest tokens of this probability together"
+    )
+    group.add_argument("--top-k", type=int, metavar="K", help="only the K best tokens")
+    group.add_argument(
+        "--min-p", type=float, metavar="P", help="only tokens with this share of the best one's"
+    )
+    for name, what in (
+        ("repetition", "tokens that the prompt or the answer holds; above 1 makes them rarer"),
+        ("presence", "tokens that the answer holds; from -2 to 2"),
+        ("frequency", "tokens each time that the answer holds them; from -2 to 2"),
+    ):
+        group.add_argument(f"--{name}-penalty", type=float, metavar="X", help=f"for {what}")
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:

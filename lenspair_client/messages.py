@@ -1,6 +1,7 @@
 """Requests built and responses read: values ↔ messages of the contracts; pure."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC
 
 from lenspair_client.media import Media
@@ -12,6 +13,7 @@ from lenspair_client.values import (
     Generation,
     MediaSettings,
     Outcome,
+    Sample,
     TokenCount,
     TokenLogprobs,
     Turn,
@@ -22,6 +24,12 @@ from shared.pb.lenspair.encoder.v1 import encoder_pb2
 
 CHUNK_BYTES = 1024 * 1024
 
+_PRIORITIES = {
+    None: decoder_pb2.PRIORITY_UNSPECIFIED,
+    "low": decoder_pb2.PRIORITY_LOW,
+    "normal": decoder_pb2.PRIORITY_NORMAL,
+    "high": decoder_pb2.PRIORITY_HIGH,
+}
 _ROLES = {
     "system": decoder_pb2.ROLE_SYSTEM,
     "user": decoder_pb2.ROLE_USER,
@@ -83,15 +91,24 @@ def generation_task(
             temperature=generation.temperature,
             top_p=generation.top_p,
             top_k=generation.top_k,
+            min_p=generation.min_p,
+            repetition_penalty=generation.repetition_penalty,
+            presence_penalty=generation.presence_penalty,
+            frequency_penalty=generation.frequency_penalty,
+            logit_bias=generation.logit_bias,
             seed=generation.seed,
         ),
         max_output_tokens=generation.max_output_tokens,
         min_output_tokens=generation.min_output_tokens,
         stop_sequences=generation.stop_sequences,
+        stop_token_ids=generation.stop_token_ids,
         ignore_eos=generation.ignore_eos,
         return_token_ids=generation.return_token_ids or is_stream,
         top_logprobs=generation.top_logprobs,
         continuation_token_ids=[*generation.continuation_token_ids, *received],
+        priority=_PRIORITIES[generation.priority],
+        sample_count=generation.samples,
+        first_sample=generation.first_sample,
     )
 
 
@@ -129,6 +146,17 @@ def features_found(response: encoder_pb2.LookupFeaturesResponse) -> list[Feature
     ]
 
 
+def whole_answer_of(response: decoder_pb2.GenerateResponse) -> Answer:
+    """A whole answer with all of its samples."""
+    answer = answer_of(response.summary, response.text, response.token_ids, response.logprobs)
+    summaries = {each.sample_index: each for each in response.summary.samples}
+    further = [
+        _sample(each, summaries.get(each.sample_index, decoder_pb2.SampleSummary()))
+        for each in response.further_samples
+    ]
+    return replace(answer, further_samples=tuple(further))
+
+
 def answer_of(
     summary: decoder_pb2.Summary,
     text: str,
@@ -161,6 +189,17 @@ def token_count_of(response: decoder_pb2.CountTokensResponse) -> TokenCount:
         input_tokens=response.input_tokens,
         visual_tokens=response.visual_tokens,
         context_tokens=response.context_tokens,
+    )
+
+
+def _sample(sample: decoder_pb2.Sample, summary: decoder_pb2.SampleSummary) -> Sample:
+    return Sample(
+        sample_index=sample.sample_index,
+        text=sample.text,
+        finish_reason=_finish_reason(summary.finish_reason),
+        output_tokens=summary.output_tokens,
+        token_ids=tuple(sample.token_ids),
+        logprobs=tuple(_token_logprobs(place) for place in sample.logprobs),
     )
 
 

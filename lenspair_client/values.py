@@ -1,5 +1,6 @@
 """What callers pass in and get back; plain values that know no gRPC."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -57,19 +58,30 @@ class Generation:
     """How an answer is generated; what is None takes the server's default (greedy).
 
     The fields are those of lenspair.decoder.v1.GenerationTask and SamplingParams, where each is explained.
+    A whole answer can have several `samples`; a stream shows one, number `first_sample`, and the decoder
+    computes the prompt of streams about the same question once.
     """
 
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     min_output_tokens: int | None = None
     stop_sequences: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
     top_logprobs: int | None = None
     continuation_token_ids: tuple[int, ...] = ()
+    priority: Literal["low", "normal", "high"] | None = None
+    samples: int = 1
+    first_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """One of several answers to a question."""
+
+    sample_index: int
+    text: str
+    finish_reason: FinishReason
+    output_tokens: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer, and how it came about. Times are in seconds.
 
@@ -106,7 +130,8 @@ class Answer:
     itself. `time_to_first_token` and `queue_seconds` are the decoder's; `encode_seconds` is what finding
     and encoding the pictures took, `total_seconds` the whole call, both as the client saw them.
     `repeated` counts the steps that failed and were made again, `resumed` how often the answer went on at
-    another decoder after its first tokens.
+    another decoder after its first tokens. Of several samples the first one is the answer, and
+    `further_samples` are the others; `usage` counts the output of all.
     """
 
     text: str
@@ -121,6 +146,7 @@ class Answer:
     resumed: int = 0
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = field(default=(), repr=False)
+    further_samples: tuple[Sample, ...] = ()
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:

@@ -32,7 +32,8 @@ class TokenCounts:
 
     def add(self, token_id: int) -> None:
         """Counts a token of the answer."""
-        self._counts[self._place(token_id)] += 1
+        place = self._place(token_id)  # may replace the tensors
+        self._counts[place] += 1
 
     def _place(self, token_id: int) -> int:
         place = self._place_of.get(token_id)

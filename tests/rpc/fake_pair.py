@@ -191,6 +191,10 @@ class FakeDecoder(DecoderServiceServicer):
             text="".join(self.pieces[number] for number in rest),
             token_ids=[100 + number for number in rest] if request.task.return_token_ids else [],
             summary=self._summary(),
+            further_samples=[
+                decoder.Sample(sample_index=index, text="another")
+                for index in range(1, request.task.sample_count)
+            ],
         )
 
     def StreamGenerate(

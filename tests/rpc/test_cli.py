@@ -18,6 +18,7 @@ from shared.errors import (
     StoreUnavailable,
     TenantRequired,
 )
+from shared.pb.lenspair.decoder.v1.decoder_pb2 import PRIORITY_HIGH
 from tests.rpc.fake_pair import FakePair, fake_pair, key_of
 
 RED = b"a red picture"
@@ -72,6 +73,24 @@ def test_ask_passes_its_options_on(pair: FakePair, picture: Path) -> None:
     assert (task.max_output_tokens, task.sampling.temperature, task.sampling.seed) == (7, 0.5, 3)
     assert task.stop_sequences == ["x"]
     assert task.turns[0].parts[0].text == "be brief"
+
+
+def test_ask_passes_every_rule_of_sampling_on(pair: FakePair) -> None:
+    options = ["--top-p", 0.9, "--top-k", 5, "--min-p", 0.1, "--repetition-penalty", 1.1]
+    options += ["--presence-penalty", 0.2, "--frequency-penalty", -0.3, "--priority", "high"]
+    assert lenspair("ask", "which?", *options, pair=pair).returncode == 0
+    (task,) = pair.decoder.tasks
+    sampling = task.sampling
+    assert (sampling.top_p, sampling.top_k, sampling.min_p) == (0.9, 5, 0.1)
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    assert penalties == (1.1, 0.2, -0.3)
+    assert task.priority == PRIORITY_HIGH
+
+
+def test_several_samples_are_numbered(pair: FakePair) -> None:
+    done = lenspair("ask", "which?", "--samples", 2, pair=pair)
+    assert done.stdout == f"1. {TEXT}\n2. another\n"
+    assert pair.decoder.tasks[0].sample_count == 2
 
 
 def test_verbose_adds_a_summary_without_colours_in_a_file(pair: FakePair, picture: Path) -> None:

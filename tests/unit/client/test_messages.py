@@ -31,6 +31,47 @@ def test_what_is_unset_stays_unset_and_zero_stays_zero() -> None:
     assert messages.generation_task((), Generation(), is_stream=True).return_token_ids
 
 
+def test_every_rule_of_sampling_arrives() -> None:
+    rules = Generation(
+        top_p=0.5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=0.0,
+        logit_bias={7: -1.5},
+        stop_token_ids=(3, 4),
+        priority="low",
+        samples=3,
+        first_sample=2,
+    )
+    task = messages.generation_task((), rules, is_stream=False)
+    assert (task.sampling.top_p, task.sampling.min_p, task.sampling.repetition_penalty) == (0.5, 0.1, 1.2)
+    assert task.sampling.HasField("presence_penalty")
+    assert not task.sampling.HasField("frequency_penalty")
+    assert dict(task.sampling.logit_bias) == {7: -1.5}
+    assert list(task.stop_token_ids) == [3, 4]
+    assert (task.priority, task.sample_count, task.first_sample) == (decoder.PRIORITY_LOW, 3, 2)
+
+
+def test_a_whole_answer_has_all_samples_with_their_ends() -> None:
+    ends = [(4, decoder.FINISH_REASON_STOP, 2), (5, decoder.FINISH_REASON_LENGTH, 9)]
+    response = decoder.GenerateResponse(
+        text="one",
+        summary=decoder.Summary(
+            finish_reason=decoder.FINISH_REASON_STOP,
+            samples=[
+                decoder.SampleSummary(sample_index=index, finish_reason=reason, output_tokens=count)
+                for index, reason, count in ends
+            ],
+        ),
+        further_samples=[decoder.Sample(sample_index=5, text="two", token_ids=[8])],
+    )
+    answer = messages.whole_answer_of(response)
+    assert answer.text == "one"
+    (second,) = answer.further_samples
+    assert (second.sample_index, second.text, second.finish_reason) == (5, "two", "length")
+    assert (second.output_tokens, second.token_ids) == (9, (8,))
+
+
 def test_turns_keep_the_order_of_texts_and_features() -> None:
     feature = messages.feature_of(encoder.EncodeResponse(feature=REF))
     (turn,) = messages.turn_messages([Turn("user", ("left", feature, "right"))])
