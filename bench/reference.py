@@ -15,6 +15,7 @@ from qwen_vl_utils import process_vision_info
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from bench.requests import VerifyRequest
+from decoder_service.engine.language_model import visual_token_ids
 
 END = -1
 """Stands for whichever token ended an answer."""
@@ -51,6 +52,9 @@ class Reference:
             top_p=None,
             top_k=None,
             repetition_penalty=1.0,
+            suppress_tokens=list(
+                visual_token_ids(self._model.config)
+            ),  # a caller's to place, never an answer
             max_new_tokens=request.max_output_tokens,
             min_new_tokens=request.min_output_tokens or None,
             output_logits=True,

@@ -1,5 +1,6 @@
 """The composition root: the only place that knows which concrete parts a decoder is made of."""
 
+import asyncio
 from functools import partial
 
 import structlog
@@ -17,6 +18,7 @@ from decoder_service.engine.model_runner import ModelRunner
 from decoder_service.engine.scheduler import BatchLimits, Chunk, Scheduler, Step
 from decoder_service.feature_reader import FeatureReader, FeatureShape
 from decoder_service.hand_over import HandedOverFeatures
+from decoder_service.mode_file import ModeFile
 from decoder_service.prompt import PromptBuilder
 from decoder_service.service import DecoderService
 from decoder_service.servicer import DecoderServicer
@@ -35,19 +37,30 @@ from shared.store.store import FeatureStore
 
 SERVICE_NAME = decoder_pb2.DESCRIPTOR.services_by_name["DecoderService"].full_name
 
+# Less would not hold the smallest picture and an answer.
+_SMALLEST_CONTEXT = 256
+
 _log = structlog.get_logger("lenspair.decoder")
 
 
 class Decoder:
     """A decoder with its language model loaded and run once."""
 
-    def __init__(self, engine: EngineLoop, store: FeatureStore, calls: FeatureCalls) -> None:
+    def __init__(
+        self, engine: EngineLoop, store: FeatureStore, calls: FeatureCalls, mode_file: ModeFile | None
+    ) -> None:
         self.store = store
         self._engine = engine
         self._calls = calls
+        self._mode_file = mode_file
 
     async def run(self) -> None:
-        await self._engine.run()
+        watching = asyncio.create_task(self._mode_file.run()) if self._mode_file else None
+        try:
+            await self._engine.run()
+        finally:
+            if watching is not None:
+                watching.cancel()
 
     async def close(self) -> None:
         await self._engine.close()
@@ -70,7 +83,10 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
     store = with_cache(open_store(settings, checkpoint.fingerprint), settings)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
     model = open_language_model(
-        checkpoint.path, dtype=getattr(torch, placement.dtype), device=torch.device(placement.device)
+        checkpoint.path,
+        dtype=getattr(torch, placement.dtype),
+        device=torch.device(placement.device),
+        rope_factor=settings.rope_scaling_factor,
     )
     _log.info("model loaded", fingerprint=checkpoint.fingerprint, device=placement.device)
     engine = build_engine(model, settings)
@@ -86,7 +102,9 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
         model_name=checkpoint.path.name,
     )
     servicer.use(service)
-    return Decoder(engine, store, calls)
+    path = settings.mode_file
+    mode_file = None if path is None else ModeFile(path, settings.mode, engine.use_mode)
+    return Decoder(engine, store, calls, mode_file)
 
 
 def handed_over_features(
@@ -112,11 +130,14 @@ def with_cache(store: FeatureStore, settings: DecoderSettings) -> FeatureStore:
 
 def build_engine(model: LanguageModel, settings: DecoderSettings) -> EngineLoop:
     num_blocks = model.kv_shape.blocks_within(settings.kv_cache_bytes)
+    context = context_tokens(settings, model.context_tokens, num_blocks * BLOCK_TOKENS)
     pool = KVPool(model.kv_shape, num_blocks, model.device)
     limits = BatchLimits(
         max_batch_size=settings.max_batch_size,
         max_batch_tokens=settings.max_batch_tokens,
         max_waiting=settings.max_waiting,
+        min_batch_size=settings.min_batch_size,
+        window_seconds=settings.batch_window_ms / 1000,
     )
     _log.info("cache made", tokens=num_blocks * BLOCK_TOKENS, mode=settings.mode)
     runner = ModelRunner(model, pool)
@@ -124,10 +145,29 @@ def build_engine(model: LanguageModel, settings: DecoderSettings) -> EngineLoop:
     engine = EngineLoop(
         runner,
         Scheduler(BlockManager(num_blocks), limits),
-        context_tokens=settings.max_context_tokens or model.context_tokens,
+        context_tokens=context,
     )
     engine.use_mode(settings.mode)
     return engine
+
+
+def context_tokens(settings: DecoderSettings, own: int, in_cache: int) -> int:
+    """Most tokens of a request: as the setting says, within what model and cache allow.
+
+    Raises:
+        ValueError: the setting asks for more than the model has, or the cache holds next to nothing.
+    """
+    if settings.max_context_tokens > own:
+        raise ValueError(
+            f"LENSPAIR_MAX_CONTEXT_TOKENS is {settings.max_context_tokens}, the model's context {own}; "
+            "LENSPAIR_ROPE_SCALING_FACTOR stretches it"
+        )
+    wanted = settings.max_context_tokens or own
+    if in_cache < min(wanted, _SMALLEST_CONTEXT):
+        raise ValueError(f"LENSPAIR_KV_CACHE_BYTES holds {in_cache} tokens only; give it more")
+    if in_cache < wanted:
+        _log.warning("the cache is smaller than the context", context_tokens=wanted, cache_tokens=in_cache)
+    return min(wanted, in_cache)
 
 
 def _warm_up(runner: ModelRunner) -> None:

@@ -1,5 +1,6 @@
 """The decoder's own settings; see shared/settings.py for what both services have in common."""
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +17,11 @@ class DecoderSettings(SharedSettings):
         default="batched",
         description="single runs one request at a time: the roll-back switch of continuous batching.",
     )
+    mode_file: Path | None = Field(
+        default=None,
+        description="A file that holds batched or single, looked at every second: the mode switches while "
+        "the decoder runs. LENSPAIR_MODE holds until it can be read.",
+    )
     max_batch_size: int = Field(default=16, ge=1, description="Most requests in one step.")
     max_batch_tokens: int = Field(
         default=2048, ge=16, description="Most tokens in one step; longer prompts are cut into chunks."
@@ -23,8 +29,20 @@ class DecoderSettings(SharedSettings):
     max_waiting: int = Field(
         default=64, ge=0, description="Most requests that wait for a place; more are refused."
     )
+    batch_window_ms: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="Longest wait of a request for company, while fewer than LENSPAIR_MIN_BATCH_SIZE are "
+        "there; 0: none waits.",
+    )
+    min_batch_size: int = Field(
+        default=1, ge=1, description="Requests that end LENSPAIR_BATCH_WINDOW_MS for all who wait."
+    )
     kv_cache_bytes: int = Field(
-        default=1024**3, ge=1024**2, description="Memory for keys and values of live requests."
+        default=1024**3,
+        ge=1024**2,
+        description="Memory for keys and values: of live requests, and of prefixes that may come again.",
     )
     max_pending_feature_bytes: int = Field(
         default=1024**3,
@@ -42,6 +60,13 @@ class DecoderSettings(SharedSettings):
         default=0,
         ge=0,
         description="Most prompt and output tokens of a request; 0 takes the checkpoint's own limit.",
+    )
+    rope_scaling_factor: float = Field(
+        default=1.0,
+        ge=1,
+        le=64,
+        description="How many times longer than the checkpoint's own its context becomes, by YaRN; 1 leaves "
+        "it as it is.",
     )
     max_prompt_characters: int = Field(
         default=1_000_000, ge=1, description="Most characters of all texts of a request."
@@ -73,4 +98,6 @@ class DecoderSettings(SharedSettings):
     def _every_request_gets_a_token(self) -> Self:
         if self.max_batch_tokens < self.max_batch_size:
             raise ValueError("LENSPAIR_MAX_BATCH_TOKENS must be at least LENSPAIR_MAX_BATCH_SIZE")
+        if self.min_batch_size > self.max_batch_size:
+            raise ValueError("LENSPAIR_MIN_BATCH_SIZE must be at most LENSPAIR_MAX_BATCH_SIZE")
         return self

@@ -55,7 +55,7 @@ class LanguageModel:
         text = half.config.text_config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size
-        self.visual_token_ids = frozenset(_visual_token_ids(half.config))
+        self.visual_token_ids = frozenset(visual_token_ids(half.config))
         self.context_tokens: int = text.max_position_embeddings
         self.deepstack_levels = len(half.config.vision_config.deepstack_visual_indexes)
         self.device: torch.device = half.device
@@ -126,22 +126,47 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-def _visual_token_ids(config: Any) -> Iterator[int]:
+def visual_token_ids(config: Any) -> Iterator[int]:
     """Tokens that stand for pictures and clips, or around them: a caller's to place, never the model's."""
     for name in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
         yield int(getattr(config, name))
 
 
-def open_language_model(checkpoint: Path, *, dtype: torch.dtype, device: torch.device) -> LanguageModel:
+def stretch_context(text_config: Any, factor: float) -> None:
+    """Makes the context `factor` times longer by YaRN (Peng et al., 2023), as Transformers computes it.
+
+    Raises:
+        ValueError: the checkpoint stretches its positions already.
+    """
+    parameters = dict(text_config.rope_parameters)
+    if parameters["rope_type"] != "default":
+        raise ValueError(
+            f"the checkpoint's own rope scaling ({parameters['rope_type']}) can't be scaled again; "
+            "leave LENSPAIR_ROPE_SCALING_FACTOR at 1"
+        )
+    own = text_config.max_position_embeddings
+    text_config.rope_parameters = parameters | {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": own,
+    }
+    text_config.max_position_embeddings = int(own * factor)
+
+
+def open_language_model(
+    checkpoint: Path, *, dtype: torch.dtype, device: torch.device, rope_factor: float = 1.0
+) -> LanguageModel:
     """Loads the language half of the checkpoint in a local directory.
 
     Raises:
-        ValueError: the checkpoint is not a Qwen3-VL.
+        ValueError: the checkpoint is not a Qwen3-VL, or its context can't be stretched.
     """
     config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
     half_class = _HALVES.get(config.model_type)
     if half_class is None:
         raise ValueError(f"not a Qwen3-VL checkpoint: its model_type is {config.model_type!r}")
+    if rope_factor != 1:
+        stretch_context(config.text_config, rope_factor)
     half = half_class.from_pretrained(
         checkpoint,
         config=config,

@@ -15,7 +15,7 @@ from transformers.video_utils import VideoMetadata
 from decoder_service.engine.engine import GenerationRequest, Limits, Prompt, Sampling, TokenOutput
 from decoder_service.engine.kv_cache import BlockManager
 from decoder_service.engine.kv_pool import KVPool
-from decoder_service.engine.language_model import open_language_model
+from decoder_service.engine.language_model import open_language_model, visual_token_ids
 from decoder_service.engine.loop import EngineLoop
 from decoder_service.engine.model_runner import ModelRunner
 from decoder_service.engine.scheduler import BatchLimits, Scheduler
@@ -141,6 +141,7 @@ class Reference:
             **inputs,
             max_new_tokens=OUTPUT_TOKENS,
             do_sample=False,
+            suppress_tokens=list(visual_token_ids(self._model.config)),
             return_dict_in_generate=True,
             output_logits=True,
             **options,
