@@ -1,7 +1,8 @@
 """Compares the running pair with Transformers on the pixels: `make verify CHECKPOINT=dir`.
 
-Float32, greedy, all requests in flight together. Token ids must be equal, and the log-probabilities of
-the 20 best tokens at the first place nearly so. Where the reference's own two best logits are closer
+Float32, greedy, under every condition of verify_conditions.py: prefixes that are reused, answers that are
+interrupted, prompts cut anywhere. Token ids must be equal, and the log-probabilities of the 20 best tokens
+at the first place nearly so. Where the reference's own two best logits are closer
 than float32 arithmetic can tell, a differing token is a tie: it is counted apart and the comparison
 resumes from the reference's token. As a control, each DeepStack level is zeroed in the store: then the
 comparison must fail.
@@ -17,12 +18,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from bench.decoder_metrics import DecoderMetrics
 from bench.generated_checkpoint import KINDS, write_generated_checkpoint
 from bench.pair_client import PairAnswer, PairClient
 from bench.reference import Reference, ReferenceAnswer
 from bench.requests import VerifyRequest, verify_requests
 from bench.stored_levels import StoredLevels
+from bench.verify_conditions import Condition, setups
 from demo.pair import DEMO_CHECKPOINT, Pair
+from demo.ports import free_port
 from shared.checkpoint import open_checkpoint
 from shared.store.redis_features import open_feature_store
 from shared.store.store import FeatureStore
@@ -32,6 +36,7 @@ LOGPROB_TOLERANCE = 1e-3
 FORCED_TOKENS = 16
 # No feature may expire during a comparison.
 TTL_SECONDS = 3600
+_ENVIRONMENT = {"LENSPAIR_DTYPE": "float32", "LENSPAIR_STORE_TTL_SECONDS": str(TTL_SECONDS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +50,39 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
-    """All requests' outcomes on one checkpoint, and how many answers differ after zeroing each level."""
+class Verified:
+    """All outcomes under one condition; `evidence` is how much of it happened, by the decoder's metrics."""
 
+    condition: str
     comparisons: tuple[Comparison, ...]
+    evidence: float
+    reused_tokens: float
+    preemptions: float
+
+    @property
+    def num_equal(self) -> int:
+        return sum(not comparison.problem for comparison in self.comparisons)
+
+    @property
+    def has_passed(self) -> bool:
+        return self.num_equal == len(self.comparisons) > 0 and self.evidence > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All conditions on one checkpoint, and how many answers differ after zeroing each level."""
+
+    conditions: tuple[Verified, ...]
+    requests: int
     distinct_answers: int
     differing_by_level: tuple[int, ...]
     with_pictures: int
 
     @property
-    def verified(self) -> int:
-        return sum(not comparison.problem for comparison in self.comparisons)
-
-    @property
     def has_passed(self) -> bool:
         return (
-            self.verified == len(self.comparisons)
-            and 2 * self.distinct_answers >= len(self.comparisons)
+            all(condition.has_passed for condition in self.conditions)
+            and 2 * self.distinct_answers >= self.requests
             and all(self.differing_by_level)
         )
 
@@ -86,26 +107,65 @@ async def compare(
     return Comparison(request.name, "", ties, difference)
 
 
-async def verify(checkpoint: Path, count: int, seed: int, forced_tokens: int) -> Verification:
-    """Starts the pair on `checkpoint`, asks `count` requests at once, and compares."""
-    requests = verify_requests(count, seed, forced_tokens=forced_tokens)
-    environment = {"LENSPAIR_DTYPE": "float32", "LENSPAIR_STORE_TTL_SECONDS": str(TTL_SECONDS)}
-    with Pair(checkpoint, environment=environment) as pair:
-        async with PairClient(pair.encoder.address, pair.decoder.address) as client:
-            answers = await client.answer_all(requests)
-            reference = Reference(checkpoint)
-            expected = [
-                reference.answer(r) for r in tqdm(requests, desc="reference", leave=False, disable=None)
-            ]
-            comparisons = await _compare_all(client, requests, answers, expected)
-            pictured = [index for index, request in enumerate(requests) if request.images]
-            store = open_pair_store(pair.store_url, checkpoint)
-            differing = await zero_each_level(
-                client, store, [requests[i] for i in pictured], [expected[i] for i in pictured]
+class Verifier:
+    """One checkpoint's requests and true answers, against pairs under all conditions."""
+
+    def __init__(self, checkpoint: Path, requests: Sequence[VerifyRequest]) -> None:
+        reference = Reference(checkpoint)
+        self._checkpoint = checkpoint
+        self._requests = requests
+        self._expected = [
+            reference.answer(each) for each in tqdm(requests, desc="reference", leave=False, disable=None)
+        ]
+
+    async def verify(self) -> Verification:
+        """Starts a pair for each setup in turn; on the first one the control is made as well."""
+        conditions: list[Verified] = []
+        differing: tuple[int, ...] = ()
+        pictured = [number for number, each in enumerate(self._requests) if each.images]
+        for setup in tqdm(setups(self._checkpoint), desc="setups", leave=False, disable=None):
+            port = free_port()
+            own = {**setup.environment, "LENSPAIR_METRICS_PORT": str(port)}
+            with Pair(self._checkpoint, environment=_ENVIRONMENT, decoder_environment=own) as pair:
+                async with PairClient(pair.encoder.address, pair.decoder.address) as client:
+                    metrics = DecoderMetrics(port)
+                    conditions += [await self._try(each, client, metrics) for each in setup.conditions]
+                    if not differing:
+                        differing = await self._zero_levels(pair, client, pictured)
+        distinct = len({answer.token_ids for answer in self._expected})
+        return Verification(tuple(conditions), len(self._requests), distinct, differing, len(pictured))
+
+    async def _try(self, condition: Condition, client: PairClient, metrics: DecoderMetrics) -> Verified:
+        before = metrics.read()
+        answers = await condition.ask(client, self._requests)
+        comparisons = [
+            await compare(client, self._requests[number], answer, self._expected[number])
+            for number, answer in answers
+        ]
+        after = metrics.read()
+
+        def risen(name: str) -> float:
+            return after.get(name, 0.0) - before.get(name, 0.0)
+
+        return Verified(
+            condition.name,
+            tuple(comparisons),
+            risen(condition.evidence),
+            risen("lenspair_decoder_reused_tokens_total"),
+            risen("lenspair_decoder_preemptions_total"),
+        )
+
+    async def _zero_levels(self, pair: Pair, client: PairClient, pictured: list[int]) -> tuple[int, ...]:
+        store = open_pair_store(pair.store_url, self._checkpoint)
+        try:
+            return await zero_each_level(
+                client,
+                store,
+                [self._requests[number] for number in pictured],
+                [self._expected[number] for number in pictured],
             )
+        finally:
             await store.close()
-    distinct = len({answer.token_ids for answer in expected})
-    return Verification(comparisons, distinct, differing, len(pictured))
 
 
 async def _compare_all(
@@ -161,19 +221,26 @@ def _largest_difference(ours: dict[int, float], theirs: dict[int, float]) -> flo
 
 
 def _report(name: str, result: Verification) -> None:
-    total = len(result.comparisons)
-    for comparison in result.comparisons:
-        if comparison.problem:
-            print(f"  {comparison.name}: {comparison.problem}")
+    print(name)
+    print(f"  {'condition':34} {'equal':>9} {'ties':>5} {'difference':>10} {'reused':>7} {'preempted':>9}")
+    for condition in result.conditions:
+        total = len(condition.comparisons)
+        ties = sum(comparison.ties for comparison in condition.comparisons)
+        largest = max((each.largest_difference for each in condition.comparisons), default=0.0)
+        equal = f"{condition.num_equal} of {total}"
+        print(
+            f"  {condition.condition:34} {equal:>9} {ties:5} {largest:10.1e} "
+            f"{condition.reused_tokens:7.0f} {condition.preemptions:9.0f}"
+        )
+        for comparison in condition.comparisons:
+            if comparison.problem:
+                print(f"    {comparison.name}: {comparison.problem}")
+        if condition.evidence <= 0:
+            print("    this condition did not happen: it proves nothing")
+    print(f"  distinct answers: {result.distinct_answers} of {result.requests}")
     for level, differing in enumerate(result.differing_by_level):
         print(f"  DeepStack level {level} zeroed: {differing} of {result.with_pictures} answers fail")
-    print(
-        f"{name}: verified {result.verified} of {total}, "
-        f"ties {sum(c.ties for c in result.comparisons)}, distinct answers {result.distinct_answers}, "
-        f"largest log-probability difference {max(c.largest_difference for c in result.comparisons):.1e}"
-    )
-    if not result.has_passed:
-        print(f"{name}: NOT VERIFIED")
+    print(f"{name}: {'verified' if result.has_passed else 'NOT VERIFIED'}", flush=True)
 
 
 def main() -> int:
@@ -186,24 +253,25 @@ def main() -> int:
         "--forced-tokens", type=int, default=0, help="forbid the end of an answer before so many tokens"
     )
     arguments = parser.parse_args()
-    if not arguments.generated:
-        result = asyncio.run(
-            verify(arguments.checkpoint, arguments.requests, arguments.seed, arguments.forced_tokens)
-        )
-        _report(str(arguments.checkpoint), result)
-        return 0 if result.has_passed else 1
-    return _verify_generated(arguments.requests, arguments.seed)
+    if arguments.generated:
+        return _verify_generated(arguments.requests, arguments.seed)
+    requests = verify_requests(arguments.requests, arguments.seed, forced_tokens=arguments.forced_tokens)
+    return _verify(str(arguments.checkpoint), arguments.checkpoint, requests)
 
 
-def _verify_generated(requests: int, seed: int) -> int:
-    passed = True
+def _verify(name: str, checkpoint: Path, requests: Sequence[VerifyRequest]) -> int:
+    result = asyncio.run(Verifier(checkpoint, requests).verify())
+    _report(name, result)
+    return 0 if result.has_passed else 1
+
+
+def _verify_generated(count: int, seed: int) -> int:
+    failed = 0
     for kind in KINDS:
         with tempfile.TemporaryDirectory(prefix="lenspair-") as folder:
             write_generated_checkpoint(Path(folder), kind, seed=seed)
-            result = asyncio.run(verify(Path(folder), requests, seed, FORCED_TOKENS))
-        _report(kind, result)
-        passed = passed and result.has_passed
-    return 0 if passed else 1
+            failed += _verify(kind, Path(folder), verify_requests(count, seed, forced_tokens=FORCED_TOKENS))
+    return min(failed, 1)
 
 
 if __name__ == "__main__":

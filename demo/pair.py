@@ -132,10 +132,10 @@ class Pair:
     """A store, encoders and decoders on one checkpoint. A context manager: leaving it stops them all.
 
     The store is the one that `store_url` or else `LENSPAIR_STORE_URL` names, else an embedded server. The
-    processor cores are divided between the services. `environment` adds settings for all of them. With a
-    `store_port` the embedded store can be restarted. `encoder` and `decoder` are the first of each; ports
-    can be set for these only. With `hand_over` encoders keep what the store does not take, and decoders may
-    fetch it from there.
+    processor cores are divided between the services. `environment` adds settings for all of them, and
+    `decoder_environment` for decoders alone. With a `store_port` the embedded store can be restarted.
+    `encoder` and `decoder` are the first of each; ports can be set for these only. With `hand_over` encoders
+    keep what the store does not take, and decoders may fetch it from there.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class Pair:
         checkpoint: Path | str = DEMO_CHECKPOINT,
         *,
         environment: Mapping[str, str] | None = None,
+        decoder_environment: Mapping[str, str] | None = None,
         encoder_port: int = 0,
         decoder_port: int = 0,
         store_port: int | None = None,
@@ -158,6 +159,7 @@ class Pair:
         self._store_port = store_port
         self._checkpoint = str(checkpoint)
         self._environment = dict(environment or {})
+        self._own_environments = {"decoder": dict(decoder_environment or {})}
         self._hand_over = hand_over
         if hand_over:
             self._environment = _HAND_OVER | {"LENSPAIR_STORE_KEY": secrets.token_hex(32)} | self._environment
@@ -228,7 +230,7 @@ class Pair:
         return [self._make_one(service, number, port) for number, port in enumerate(ports, 1)]
 
     def _make_one(self, service: str, number: int, port: int) -> ServiceProcess:
-        environment = self._service_environment()
+        environment = self._service_environment() | self._own_environments.get(service, {})
         if self._hand_over and service == "encoder":
             port = port or free_port()
             environment["LENSPAIR_ADVERTISED_ADDRESS"] = f"127.0.0.1:{port}"
