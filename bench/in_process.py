@@ -19,6 +19,7 @@ from decoder_service.engine.loop import EngineLoop
 from decoder_service.engine.model_runner import ModelRunner
 from decoder_service.engine.scheduler import BatchLimits, Scheduler
 from decoder_service.feature_reader import FeatureReader, FeatureShape
+from decoder_service.grammars import Grammars
 from decoder_service.prompt import FeaturePart, PromptBuilder, TextPart, Turn
 from decoder_service.service import DecoderService
 from decoder_service.task import Task, TaskLimits
@@ -58,15 +59,21 @@ class Answered:
 class InProcessDecoder:
     """A decoder of one checkpoint in float32 on the CPU, greedy."""
 
-    def __init__(self, model: LanguageModel, prompts: PromptBuilder, fingerprint: str) -> None:
+    def __init__(
+        self, model: LanguageModel, prompts: PromptBuilder, grammars: Grammars, fingerprint: str
+    ) -> None:
         self._model = model
+        self._grammars = grammars
         self._prompts = prompts
         self._fingerprint = fingerprint
 
     @classmethod
     def open(cls, checkpoint: Checkpoint) -> Self:
         model = open_language_model(checkpoint.path, dtype=torch.float32, device=torch.device("cpu"))
-        return cls(model, PromptBuilder.open(checkpoint), checkpoint.fingerprint)
+        prompts = PromptBuilder.open(checkpoint)
+        tokenizer = checkpoint.path / "tokenizer.json"
+        grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=prompts.stop_token_ids)
+        return cls(model, prompts, grammars, checkpoint.fingerprint)
 
     async def answer_all(self, questions: Sequence[Question], store_dtype: StoreDtype) -> Answered:
         """Stores all features as `store_dtype`, reads them by key, and answers all questions together."""
@@ -95,6 +102,7 @@ class InProcessDecoder:
                 OUTPUT_TOKENS, OUTPUT_TOKENS, max_prompt_characters=10_000, vocab_size=model.vocab_size
             ),
             ByteBudget(1024**3, max_waiting=BATCH.max_waiting),
+            grammars=self._grammars,
             model_name="in process",
         )
         running = asyncio.create_task(engine.run())

@@ -17,6 +17,7 @@ from decoder_service.engine.loop import EngineLoop
 from decoder_service.engine.model_runner import ModelRunner
 from decoder_service.engine.scheduler import BatchLimits, Chunk, Scheduler, Step
 from decoder_service.feature_reader import FeatureReader, FeatureShape
+from decoder_service.grammars import Grammars
 from decoder_service.hand_over import HandedOverFeatures
 from decoder_service.mode_file import ModeFile
 from decoder_service.prompt import PromptBuilder
@@ -47,11 +48,17 @@ class Decoder:
     """A decoder with its language model loaded and run once."""
 
     def __init__(
-        self, engine: EngineLoop, store: FeatureStore, calls: FeatureCalls, mode_file: ModeFile | None
+        self,
+        engine: EngineLoop,
+        store: FeatureStore,
+        calls: FeatureCalls,
+        grammars: Grammars,
+        mode_file: ModeFile | None,
     ) -> None:
         self.store = store
         self._engine = engine
         self._calls = calls
+        self._grammars = grammars
         self._mode_file = mode_file
 
     async def run(self) -> None:
@@ -64,6 +71,7 @@ class Decoder:
 
     async def close(self) -> None:
         await self._engine.close()
+        self._grammars.close()
         await self._calls.close()
         await self.store.close()
 
@@ -93,18 +101,23 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
     shape = FeatureShape(checkpoint.fingerprint, model.hidden_size, model.deepstack_levels)
     calls = FeatureCalls()
     sources = handed_over_features(settings, open_codec(settings, checkpoint.fingerprint), calls)
+    prompts = PromptBuilder.open(checkpoint)
+    grammars = Grammars(
+        checkpoint.path / "tokenizer.json", vocab_size=model.vocab_size, end_ids=prompts.stop_token_ids
+    )
     service = DecoderService(
         FeatureReader(store, shape, sources),
-        PromptBuilder.open(checkpoint),
+        prompts,
         engine,
         task_limits(settings, model.vocab_size),
         ByteBudget(settings.max_pending_feature_bytes, max_waiting=settings.max_waiting),
+        grammars=grammars,
         model_name=checkpoint.path.name,
     )
     servicer.use(service)
     path = settings.mode_file
     mode_file = None if path is None else ModeFile(path, settings.mode, engine.use_mode)
-    return Decoder(engine, store, calls, mode_file)
+    return Decoder(engine, store, calls, grammars, mode_file)
 
 
 def handed_over_features(

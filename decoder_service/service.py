@@ -15,8 +15,10 @@ from decoder_service.engine.engine import (
     GenerationRequest,
     Limits,
     Prompt,
+    TokenGrammar,
 )
 from decoder_service.feature_reader import FeatureReader, Location, NamedKey
+from decoder_service.grammars import Grammars
 from decoder_service.merging import merge
 from decoder_service.observation import Generation, stage
 from decoder_service.prompt import FeaturePart, PromptBuilder, TextPart, Turn
@@ -51,6 +53,7 @@ class DecoderService:
         limits: TaskLimits,
         feature_budget: ByteBudget,
         *,
+        grammars: Grammars,
         model_name: str,
     ) -> None:
         self._reader = reader
@@ -58,6 +61,7 @@ class DecoderService:
         self._engine = engine
         self._limits = limits
         self._feature_budget = feature_budget
+        self._grammars = grammars
         self._model_name = model_name
         self._numbers = itertools.count(1)
 
@@ -76,9 +80,10 @@ class DecoderService:
             Answer(self._prompts.detokenizer(task.stop_sequences), task.continuation, index)
             for index in task.sample_indices
         ]
+        grammars = [await self._grammar(task) for _ in task.sample_indices]
         generation = Generation(self._model_name, prompt, task, limits)
         with generation.recorded():
-            requests = self._requests(task, prompt, limits, tenant, locations)
+            requests = self._requests(task, prompt, limits, tenant, locations=locations, grammars=grammars)
             streams = [self._sample(*each) for each in zip(requests, answers, strict=True)]
             async with aclosing(merge(streams)) as pieces:
                 async for _, piece in pieces:
@@ -107,12 +112,14 @@ class DecoderService:
         prompt: Prompt,
         limits: Limits,
         tenant: str,
+        *,
         locations: Mapping[str, Location],
+        grammars: Sequence[TokenGrammar | None],
     ) -> Iterator[GenerationRequest]:
         """One for each sample; they share the prompt, and with it what the engine computes of it."""
         tensors = StoredTensors(self._reader, self._feature_budget, task.turns, locations)
         feature_ids = tuple(_feature_id(locations[key]) for key in tensors.keys)
-        for index in task.sample_indices:
+        for index, grammar in zip(task.sample_indices, grammars, strict=True):
             yield GenerationRequest(
                 request_id=str(next(self._numbers)),
                 prompt=prompt,
@@ -123,7 +130,14 @@ class DecoderService:
                 prefix_root=tenant.encode(),
                 continuation=task.continuation,
                 priority=task.priority,
+                grammar=grammar,
             )
+
+    async def _grammar(self, task: Task) -> TokenGrammar | None:
+        """The state of one sample's form."""
+        if task.output_format is None:
+            return None
+        return await self._grammars.begin(task.output_format, task.continuation)
 
     async def _look_up(self, turns: Sequence[Turn], tenant: str, field: str) -> dict[str, Location]:
         names = [

@@ -10,10 +10,11 @@ from google.protobuf.duration_pb2 import Duration
 from decoder_service.answer import Ending, Piece
 from decoder_service.engine.engine import Sampling, TokenOutput
 from decoder_service.engine.sequence import Priority
+from decoder_service.output_format import OutputFormat
 from decoder_service.prompt import FeaturePart, Part, TextPart, Turn
 from decoder_service.service import DecoderService
 from decoder_service.task import Task
-from shared.errors import InvalidRequest, NotSupported
+from shared.errors import InvalidRequest
 from shared.pb.lenspair.decoder.v1 import decoder_pb2 as pb
 from shared.pb.lenspair.decoder.v1 import decoder_pb2_grpc
 from shared.rpc.tenant import tenant_of
@@ -104,8 +105,6 @@ class _WholeSample:
 
 
 def _task(task: pb.GenerationTask) -> Task:
-    if task.HasField("output_format"):
-        raise NotSupported("output_format is not served yet", field="task.output_format")
     return Task(
         turns=_turns(task.turns, "task.turns"),
         sampling=_sampling(task),
@@ -118,7 +117,22 @@ def _task(task: pb.GenerationTask) -> Task:
         priority=_priority(task.priority),
         sample_count=task.sample_count or 1,
         first_sample=task.first_sample,
+        output_format=_output_format(task.output_format) if task.HasField("output_format") else None,
     )
+
+
+def _output_format(form: pb.OutputFormat) -> OutputFormat:
+    match form.WhichOneof("format"):
+        case "json_schema":
+            return OutputFormat("json_schema", (form.json_schema,))
+        case "regex":
+            return OutputFormat("regex", (form.regex,))
+        case "choices":
+            return OutputFormat("choices", tuple(form.choices.values))
+        case _:
+            raise InvalidRequest(
+                "a format is a JSON schema, a regular expression or choices", field="task.output_format"
+            )
 
 
 def _priority(value: int) -> Priority:

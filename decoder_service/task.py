@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from decoder_service.engine.engine import Sampling
 from decoder_service.engine.sequence import Priority
+from decoder_service.output_format import OutputFormat
 from decoder_service.prompt import Turn
 from shared.errors import InvalidRequest, InvalidSampling
 
@@ -51,6 +52,7 @@ class Task:
     priority: Priority = Priority.NORMAL
     sample_count: int = 1
     first_sample: int = 0
+    output_format: OutputFormat | None = None
 
     @property
     def sample_indices(self) -> range:
@@ -71,6 +73,8 @@ def check_task(task: Task, limits: TaskLimits) -> None:
             field="task.stop_token_ids",
         )
     _check_samples(task)
+    if task.output_format is not None and task.ignore_eos:
+        raise InvalidRequest("ignore_eos must not be set beside output_format", field="task.ignore_eos")
     _check_vocabulary("task.stop_token_ids", task.stop_token_ids, limits)
     _check_vocabulary("task.continuation_token_ids", task.continuation, limits)
     _check_vocabulary("task.sampling.logit_bias", [each for each, _ in task.sampling.logit_bias], limits)

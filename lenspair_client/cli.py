@@ -96,6 +96,9 @@ def _generation(options: argparse.Namespace) -> Generation:
         seed=options.seed,
         stop_sequences=tuple(options.stop),
         priority=options.priority,
+        json_schema=options.json_schema,
+        regex=options.regex,
+        choices=tuple(options.choice),
         samples=options.samples,
     )
 
@@ -256,12 +259,23 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--min-p", type=float, metavar="P", help="only tokens with this share of the best one's"
     )
+    form = parser.add_argument_group("which form the answer must have").add_mutually_exclusive_group()
+    form.add_argument("--choice", action="append", default=[], metavar="TEXT", help="one of these texts")
+    form.add_argument("--regex", metavar="PATTERN", help="what this expression matches as a whole")
+    form.add_argument("--json-schema", type=_file, metavar="FILE", help="JSON of the schema in this file")
     for name, what in (
         ("repetition", "tokens that the prompt or the answer holds; above 1 makes them rarer"),
         ("presence", "tokens that the answer holds; from -2 to 2"),
         ("frequency", "tokens each time that the answer holds them; from -2 to 2"),
     ):
         group.add_argument(f"--{name}-penalty", type=float, metavar="X", help=f"for {what}")
+
+
+def _file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{path} can't be read: {error}") from error
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:

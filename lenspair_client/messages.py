@@ -1,5 +1,6 @@
 """Requests built and responses read: values ↔ messages of the contracts; pure."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC
@@ -107,6 +108,7 @@ def generation_task(
         top_logprobs=generation.top_logprobs,
         continuation_token_ids=[*generation.continuation_token_ids, *received],
         priority=_PRIORITIES[generation.priority],
+        output_format=_output_format(generation),
         sample_count=generation.samples,
         first_sample=generation.first_sample,
     )
@@ -190,6 +192,21 @@ def token_count_of(response: decoder_pb2.CountTokensResponse) -> TokenCount:
         visual_tokens=response.visual_tokens,
         context_tokens=response.context_tokens,
     )
+
+
+def _output_format(generation: Generation) -> decoder_pb2.OutputFormat | None:
+    schema = generation.json_schema
+    given = [schema is not None, generation.regex is not None, bool(generation.choices)]
+    if sum(given) > 1:
+        raise ValueError("an answer has one form: a JSON schema, a regular expression or choices")
+    if schema is not None:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return decoder_pb2.OutputFormat(json_schema=text)
+    if generation.regex is not None:
+        return decoder_pb2.OutputFormat(regex=generation.regex)
+    if generation.choices:
+        return decoder_pb2.OutputFormat(choices=decoder_pb2.Choices(values=generation.choices))
+    return None
 
 
 def _sample(sample: decoder_pb2.Sample, summary: decoder_pb2.SampleSummary) -> Sample:

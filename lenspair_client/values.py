@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 
 class Outcome(StrEnum):
@@ -58,8 +58,9 @@ class Generation:
     """How an answer is generated; what is None takes the server's default (greedy).
 
     The fields are those of lenspair.decoder.v1.GenerationTask and SamplingParams, where each is explained.
-    A whole answer can have several `samples`; a stream shows one, number `first_sample`, and the decoder
-    computes the prompt of streams about the same question once.
+    At most one of `json_schema` (its text, or a dictionary), `regex` and `choices` says which form the answer
+    must have. A whole answer can have several `samples`; a stream shows one, number `first_sample`, and the
+    decoder computes the prompt of streams about the same question once.
     """
 
     max_output_tokens: int | None = None
@@ -80,6 +81,9 @@ class Generation:
     top_logprobs: int | None = None
     continuation_token_ids: tuple[int, ...] = ()
     priority: Literal["low", "normal", "high"] | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] = ()
     samples: int = 1
     first_sample: int = 0
 

@@ -1,8 +1,9 @@
-"""An engine that says what it is told to; an ordinary class behind the Engine protocol."""
+"""An engine that says what it is told to, and other parts of a decoder without a model."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from functools import cache
 
 from decoder_service.engine.engine import (
     Candidate,
@@ -11,8 +12,18 @@ from decoder_service.engine.engine import (
     RequestTimings,
     TokenOutput,
 )
+from decoder_service.grammars import Grammars
+from demo.pair import DEMO_CHECKPOINT
+from shared.checkpoint import open_checkpoint
 from shared.errors import LenspairError
 from shared.features.bundle import FeatureBundle
+
+
+@cache
+def demo_grammars() -> Grammars:
+    """Forms for the tokens of the demo checkpoint."""
+    checkpoint = open_checkpoint(str(DEMO_CHECKPOINT))
+    return Grammars(checkpoint.path / "tokenizer.json", vocab_size=960, end_ids=checkpoint.stop_token_ids())
 
 
 class ScriptedEngine:

@@ -103,7 +103,10 @@ class TokenGrammar(Protocol):
     """
 
     def mask(self) -> NDArray[np.int32]:
-        """Bit `t % 32` of word `t // 32` is set where token t may come next; waits until it is known."""
+        """Bit `t % 32` of word `t // 32` is set where token t may come next; waits until it is known.
+
+        A LenspairError that it raises ends the request.
+        """
 
     def accept(self, token_id: int) -> None:
         """Goes on behind a token that the last mask allowed."""

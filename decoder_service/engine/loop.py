@@ -22,10 +22,10 @@ from decoder_service.engine.engine import (
     TokenOutput,
 )
 from decoder_service.engine.live import LiveRequest, Loaded
-from decoder_service.engine.sampling import Choice
+from decoder_service.engine.sampling import Choice, Outcome
 from decoder_service.engine.scheduler import Advance, Scheduler, Step
 from decoder_service.engine.sequence import Sequence
-from shared.errors import Draining, OutOfMemory, QueueFull
+from shared.errors import Draining, LenspairError, OutOfMemory, QueueFull
 from shared.features.bundle import FeatureBundle
 
 RETRY_AFTER_SECONDS = 1.0
@@ -51,8 +51,8 @@ class StepRunner(Protocol):
     def close(self, request_id: str) -> None:
         """Forgets a request's inputs; unknown ids are fine."""
 
-    def run(self, step: Step) -> Mapping[str, Choice]:
-        """The next token of each chunk that samples, by request id. Must not fail for one request.
+    def run(self, step: Step) -> Mapping[str, Outcome]:
+        """The next token of each chunk that samples, by request id, or the error that ends the request.
 
         Raises OutOfMemory when the device has too little for the step; a smaller one may follow.
         """
@@ -93,10 +93,11 @@ class EngineLoop:
         self._is_running = True
         try:
             while (step := await self._next_step()) is not None:
-                choices = await self._compute(step)
-                if choices is None:
+                outcomes = await self._compute(step)
+                if outcomes is None:
                     self._retreat(step)
                     continue
+                choices = self._end_failed(outcomes)
                 advances = self._apply(step, choices)
                 self._emit(advances, choices)
         finally:
@@ -238,7 +239,7 @@ class EngineLoop:
         self._scheduler.provide(live.request.request_id, first)
         self._wake.set()
 
-    async def _compute(self, step: Step) -> Mapping[str, Choice] | None:
+    async def _compute(self, step: Step) -> Mapping[str, Outcome] | None:
         """Runs a step on the model thread; None when the device had too little memory for it."""
         now = time.monotonic()
         named = [self._live[chunk.request_id] for chunk in step.chunks]
@@ -251,13 +252,13 @@ class EngineLoop:
         loop = asyncio.get_running_loop()
         del live, named
         try:
-            choices = await loop.run_in_executor(
+            outcomes = await loop.run_in_executor(
                 self._model_thread, self._provide_and_run, opened, loaded, step
             )
         except OutOfMemory:
             return None
         metrics.observe_step(step, time.monotonic() - now, self._mode)
-        return choices
+        return outcomes
 
     def _book_start(self, live: LiveRequest, num_reused: int, now: float) -> None:
         timings = live.timings
@@ -268,7 +269,7 @@ class EngineLoop:
 
     def _provide_and_run(
         self, opened: List[GenerationRequest], loaded: List[tuple[str, Loaded]], step: Step
-    ) -> Mapping[str, Choice]:
+    ) -> Mapping[str, Outcome]:
         for request in opened:
             self._runner.open(request)
         for request_id, each in loaded:
@@ -281,6 +282,14 @@ class EngineLoop:
         hopeless = self._scheduler.retreat(step)
         if hopeless in self._live:
             self._fail(self._live[hopeless], OutOfMemory("the device has too little memory for this request"))
+
+    def _end_failed(self, outcomes: Mapping[str, Outcome]) -> Mapping[str, Choice]:
+        """Ends the requests whose step gave an error; returns the tokens of the others."""
+        for request_id, outcome in outcomes.items():
+            live = self._live.get(request_id)
+            if isinstance(outcome, LenspairError) and live is not None:
+                self._fail(live, outcome)
+        return {request_id: each for request_id, each in outcomes.items() if isinstance(each, Choice)}
 
     def _observe(self) -> None:
         before, self._observed = self._observed, self.stats()

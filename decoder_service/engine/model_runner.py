@@ -11,9 +11,10 @@ from decoder_service.engine.checks import check_features, check_request
 from decoder_service.engine.engine import GenerationRequest, Prompt
 from decoder_service.engine.kv_pool import BlockNumbers, KVPool
 from decoder_service.engine.language_model import LanguageModel
-from decoder_service.engine.sampling import Choice, choose
+from decoder_service.engine.sampling import Outcome, SamplingRow, choose
 from decoder_service.engine.scheduler import Chunk, Step
 from decoder_service.engine.token_rules import TokenRules
+from shared.errors import LenspairError
 from shared.features.bundle import FeatureBundle
 
 
@@ -102,19 +103,32 @@ class ModelRunner:
         self._inputs.pop(request_id, None)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> dict[str, Choice]:
-        """Computes a step's tokens, and chooses the next one of each chunk that samples."""
+    def run(self, step: Step) -> dict[str, Outcome]:
+        """See StepRunner: computes a step's tokens, and chooses the next one of each chunk that samples."""
         hidden = self._forward(step)
-        sampling = [chunk for chunk in step.chunks if chunk.samples]
-        if not sampling:
-            return {}
-        logits = self._model.logits(hidden[[chunk.row_end - 1 for chunk in sampling]])
-        choices = choose(logits, [self._of(each).rules.row(each.output_index) for each in sampling])
-        for chunk, choice in zip(sampling, choices, strict=True):
+        rows, failures = self._sampling_rows(step)
+        if not rows:
+            return failures
+        chunks = list(rows)
+        logits = self._model.logits(hidden[[chunk.row_end - 1 for chunk in chunks]])
+        choices = choose(logits, list(rows.values()))
+        for chunk, choice in zip(chunks, choices, strict=True):
             inputs = self._of(chunk)
             inputs.rules.accept(choice.token_id)
             inputs.spans = ()  # the prompt is in the cache: let go of its features
-        return {chunk.request_id: choice for chunk, choice in zip(sampling, choices, strict=True)}
+        return failures | {chunk.request_id: each for chunk, each in zip(chunks, choices, strict=True)}
+
+    def _sampling_rows(self, step: Step) -> tuple[dict[Chunk, SamplingRow], dict[str, Outcome]]:
+        """How the token of each chunk that samples is chosen, and whose rules fail."""
+        rows: dict[Chunk, SamplingRow] = {}
+        failures: dict[str, Outcome] = {}
+        for chunk in step.chunks:
+            if chunk.samples:
+                try:
+                    rows[chunk] = self._of(chunk).rules.row(chunk.output_index)
+                except LenspairError as error:
+                    failures[chunk.request_id] = error
+        return rows, failures
 
     def _forward(self, step: Step) -> torch.Tensor:
         device = self._model.device

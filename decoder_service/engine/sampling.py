@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from decoder_service.engine.engine import Candidate, Sampling
 from decoder_service.engine.noise import noise
 from decoder_service.engine.token_counts import TokenCounts
+from shared.errors import LenspairError
 
 _USUAL_NUCLEUS = 1024
 
@@ -65,6 +66,10 @@ class Choice:
     token_id: int
     logprob: float | None = None
     top: tuple[Candidate, ...] = ()
+
+
+Outcome = Choice | LenspairError
+"""What a step gives a request: a token, or why it ends."""
 
 
 def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Choice]:

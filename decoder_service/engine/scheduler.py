@@ -43,7 +43,7 @@ from decoder_service.engine.sequence import Finish, Sequence
 MOST_OVERTAKES = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
     """The tokens `[start, end)` of one sequence, computed in the rows `[row, row_end)` of one step.
 

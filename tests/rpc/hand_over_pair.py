@@ -28,7 +28,7 @@ from shared.rpc.feature_source import FeatureCalls
 from shared.rpc.server import RpcServer
 from shared.store.redis_features import open_feature_store
 from shared.store.store import FeatureStore
-from tests.decoder_fakes import ScriptedEngine
+from tests.decoder_fakes import ScriptedEngine, demo_grammars
 from tests.fakes import HIDDEN, LEVELS
 from tests.rpc.servers import settings
 from tests.unit.encoder.harness import Harness, an_encoder
@@ -123,6 +123,7 @@ async def served_decoder(
             max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000, vocab_size=960
         ),
         ByteBudget(64 * 1024**2, max_waiting=8),
+        grammars=demo_grammars(),
         model_name="scripted",
     )
     servicer = DecoderServicer()

@@ -23,7 +23,7 @@ from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.store.memory import MemoryValue
 from shared.store.process_cache import CachedFeatureStore
-from tests.decoder_fakes import ScriptedEngine
+from tests.decoder_fakes import ScriptedEngine, demo_grammars
 from tests.fakes import HIDDEN, LEVELS, FakeTower
 from tests.rpc.servers import settings
 from tests.unit.encoder.harness import FINGERPRINT, a_store, an_encoder
@@ -123,6 +123,7 @@ def a_decoder(
         engine,
         TASK_LIMITS,
         ByteBudget(1024**2, max_waiting=8),
+        grammars=demo_grammars(),
         model_name="scripted",
     )
 

@@ -22,7 +22,7 @@ from shared.pb.lenspair.decoder.v1 import decoder_pb2 as pb
 from shared.pb.lenspair.decoder.v1 import decoder_pb2_grpc
 from shared.rpc.server import RpcServer
 from shared.store.memory import MemoryFeatureStore
-from tests.decoder_fakes import ScriptedEngine
+from tests.decoder_fakes import ScriptedEngine, demo_grammars
 from tests.feature_samples import HIDDEN_SIZE, LEVELS, make_key
 from tests.rpc.servers import Failure, failure_of, settings
 
@@ -55,6 +55,7 @@ async def scripted_decoder(prompts: PromptBuilder) -> AsyncIterator[Decoder]:
             max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000, vocab_size=960
         ),
         ByteBudget(1024 * 1024, max_waiting=8),
+        grammars=demo_grammars(),
         model_name="scripted",
     )
     servicer = DecoderServicer()

@@ -87,6 +87,23 @@ def test_ask_passes_every_rule_of_sampling_on(pair: FakePair) -> None:
     assert task.priority == PRIORITY_HIGH
 
 
+def test_ask_passes_the_form_of_the_answer_on(pair: FakePair, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    for options in (
+        ["--choice", "red", "--choice", "blue"],
+        ["--regex", "[a-z]+"],
+        ["--json-schema", schema],
+    ):
+        assert lenspair("ask", "which?", *options, pair=pair).returncode == 0
+    choices, regex, json_schema = (task.output_format for task in pair.decoder.tasks)
+    assert list(choices.choices.values) == ["red", "blue"]
+    assert regex.regex == "[a-z]+"
+    assert json_schema.json_schema == '{"type": "object"}'
+    assert lenspair("ask", "which?", "--choice", "a", "--regex", "b", pair=pair).returncode == 2
+    assert lenspair("ask", "which?", "--json-schema", tmp_path / "none", pair=pair).returncode == 2
+
+
 def test_several_samples_are_numbered(pair: FakePair) -> None:
     done = lenspair("ask", "which?", "--samples", 2, pair=pair)
     assert done.stdout == f"1. {TEXT}\n2. another\n"

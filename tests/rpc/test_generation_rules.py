@@ -4,7 +4,6 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 
 from decoder_service.engine.sequence import Priority
@@ -239,8 +238,28 @@ async def test_the_same_content_has_the_same_id_and_other_content_another(decode
     assert len({request.prefix_root for request in decoder.engine.requests}) == 1
 
 
-async def test_a_form_of_the_answer_is_not_served_yet(decoder: Decoder) -> None:
-    task = task_of(output_format=pb.OutputFormat(regex="[a-z]+"))
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await _whole(decoder, task)
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        (pb.OutputFormat(), "task.output_format"),
+        (pb.OutputFormat(regex="a("), "task.output_format.regex"),
+        (pb.OutputFormat(json_schema='{"type": "strin"}'), "task.output_format.json_schema"),
+        (pb.OutputFormat(choices=pb.Choices()), "task.output_format.choices"),
+    ],
+)
+async def test_a_form_that_makes_no_sense_is_refused_by_name(
+    decoder: Decoder, form: pb.OutputFormat, field: str
+) -> None:
+    failure = await refused(decoder, task_of(output_format=form))
+    assert (failure.code, failure.reason, failure.field) == ("INVALID_ARGUMENT", "INVALID_REQUEST", field)
+    assert not decoder.engine.requests
+
+
+async def test_a_form_goes_to_each_sample_and_not_with_ignore_eos(decoder: Decoder) -> None:
+    form = pb.OutputFormat(choices=pb.Choices(values=["red", "green"]))
+    await _whole(decoder, task_of(output_format=form, sample_count=2))
+    first, second = (request.grammar for request in decoder.engine.requests)
+    assert first is not None
+    assert first is not second
+    failure = await refused(decoder, task_of(output_format=form, ignore_eos=True))
+    assert failure.field == "task.ignore_eos"

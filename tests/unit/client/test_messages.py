@@ -1,6 +1,7 @@
 """Values to messages of the contracts, and back."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -50,6 +51,18 @@ def test_every_rule_of_sampling_arrives() -> None:
     assert dict(task.sampling.logit_bias) == {7: -1.5}
     assert list(task.stop_token_ids) == [3, 4]
     assert (task.priority, task.sample_count, task.first_sample) == (decoder.PRIORITY_LOW, 3, 2)
+
+
+def test_an_answer_has_one_form_at_the_most() -> None:
+    def form(**rules: Any) -> decoder.OutputFormat:
+        return messages.generation_task((), Generation(**rules), is_stream=False).output_format
+
+    assert form(regex="a+") == decoder.OutputFormat(regex="a+")
+    assert form(json_schema={"type": "null"}) == decoder.OutputFormat(json_schema='{"type": "null"}')
+    assert form(choices=("a", "b")).choices.values == ["a", "b"]
+    assert not messages.generation_task((), Generation(), is_stream=False).HasField("output_format")
+    with pytest.raises(ValueError, match="one form"):
+        form(regex="a", choices=("b",))
 
 
 def test_a_whole_answer_has_all_samples_with_their_ends() -> None:

@@ -11,7 +11,7 @@ from demo.pair import DEMO_CHECKPOINT
 from shared.checkpoint import open_checkpoint
 from shared.features.codec import FeatureCodec
 from shared.store.memory import MemoryFeatureStore
-from tests.decoder_fakes import ScriptedEngine
+from tests.decoder_fakes import ScriptedEngine, demo_grammars
 from tests.feature_samples import HIDDEN_SIZE, LEVELS, make_bundle, make_key
 from tests.rpc.servers import eventually
 
@@ -31,6 +31,7 @@ async def test_fp8_is_held_as_the_bfloat16_that_it_becomes() -> None:
             max_output_tokens=64, default_output_tokens=16, max_prompt_characters=2000, vocab_size=960
         ),
         budget,
+        grammars=demo_grammars(),
         model_name="scripted",
     )
     engine.script = (100,)
