@@ -11,7 +11,7 @@ export GOMP_SPINCOUNT ?= 100000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock proto demo up ask test check format lint types imports check-proto check-unit \
-	verify verify-generated bench-smoke bench-decoder bench-store test-faults train evaluate clean
+	verify verify-generated bench-smoke bench-decoder bench-pressure bench-store test-faults train evaluate clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -97,6 +97,9 @@ bench-smoke: setup  ## How much encoder and decoder slow each other on this mach
 
 bench-decoder: setup  ## The engine beside Transformers' generate: prefill, decode, mixed lengths, reuse
 	$(PY) -m bench.decoder
+
+bench-pressure: setup  ## Neighbours' latency while callers cut, stop reading, overrun; who stays, what leaks
+	$(PY) -m bench.pressure
 
 bench-store: setup  ## The store beside a bare socket and redis-py, and what narrower features lose
 	$(PY) -m bench.store

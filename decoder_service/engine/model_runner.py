@@ -1,6 +1,7 @@
 """Runs one step on the model: packs rows, places features, samples; decides nothing about who runs."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,7 +15,7 @@ from decoder_service.engine.language_model import LanguageModel
 from decoder_service.engine.sampling import Outcome, SamplingRow, choose
 from decoder_service.engine.scheduler import Chunk, Step
 from decoder_service.engine.token_rules import TokenRules
-from shared.errors import LenspairError
+from shared.errors import LenspairError, OutOfMemory
 from shared.features.bundle import FeatureBundle
 
 
@@ -105,6 +106,10 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, step: Step) -> dict[str, Outcome]:
         """See StepRunner: computes a step's tokens, and chooses the next one of each chunk that samples."""
+        with memory_errors():
+            return self._run(step)
+
+    def _run(self, step: Step) -> dict[str, Outcome]:
         hidden = self._forward(step)
         rows, failures = self._sampling_rows(step)
         if not rows:
@@ -162,6 +167,18 @@ class ModelRunner:
 
     def _of(self, chunk: Chunk) -> _Inputs:
         return self._inputs[chunk.request_id]
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raises OutOfMemory for what torch says when memory is short, on a device or on the CPU."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_short = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+        if not is_short:
+            raise
+        raise OutOfMemory("the device has too little memory for a step") from error
 
 
 def _visual_spans(

@@ -139,6 +139,31 @@ async def test_each_request_of_a_batch_keeps_its_own_rules(reference: Reference)
             assert (by_name["g"], by_name["s"]) == (greedy, alone)
 
 
+async def test_a_seed_gives_the_same_text_alone_and_among_fifteen_neighbours(reference: Reference) -> None:
+    """G12: neighbours with rules, lengths and pictures of their own, on every round others."""
+    sampling = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=42)
+    async with running(reference.engine(size=16, tokens=64)) as engine:
+        alone = await collect(
+            engine, reference.request("alone", QUESTIONS[3], sampling=sampling, limits=Limits(24))
+        )
+        for round_number in range(4):
+            neighbours = [
+                reference.request(
+                    f"{round_number}/{number}",
+                    QUESTIONS[(number + round_number) % len(QUESTIONS)],
+                    sampling=Sampling(temperature=number / 5, top_k=number, frequency_penalty=number / 20),
+                    limits=Limits(4 + 2 * number),
+                )
+                for number in range(15)
+            ]
+            asked = reference.request(
+                f"seeded {round_number}", QUESTIONS[3], sampling=sampling, limits=Limits(24)
+            )
+            neighbours.insert(round_number * 4, asked)
+            answers = await asyncio.gather(*(collect(engine, request) for request in neighbours))
+            assert answers[round_number * 4] == alone
+
+
 async def test_two_answers_without_a_seed_differ(reference: Reference) -> None:
     async with running(reference.engine()) as engine:
         requests = [

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from decoder_service.engine.engine import GenerationRequest, Prompt, RequestTimings
+from decoder_service.engine.model_runner import memory_errors
 from decoder_service.engine.scheduler import Step
 from shared.errors import FeatureNotFound, OutOfMemory
 from shared.features.bundle import FeatureBundle
@@ -180,6 +182,16 @@ async def test_steps_that_are_too_large_are_split_and_everybody_is_answered() ->
         )
     assert [token_ids(answer) for answer in answers] == [list(range(100, 112))] * 8
     assert max(len(names) for names in runner.steps) == 3
+
+
+def test_torch_s_memory_errors_are_told_from_others() -> None:
+    """B11: a real allocation that no machine can make, a device's own error, and a bug."""
+    with pytest.raises(OutOfMemory), memory_errors():
+        torch.empty(1 << 60, dtype=torch.uint8)
+    with pytest.raises(OutOfMemory), memory_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="shape"), memory_errors():
+        raise RuntimeError("shape mismatch")
 
 
 async def test_what_can_t_be_computed_even_alone_ends_and_the_next_one_runs() -> None:

@@ -478,3 +478,44 @@ def test_who_decodes_takes_turns_while_steps_are_small() -> None:
     served = [name for _ in range(4) for name, *_ in run(subject)]
     assert set(served) == set("abcd")
     assert [name for name, *_ in ranges(subject.schedule(0.0))]
+
+
+def test_under_constant_load_nobody_waits_much_longer_than_the_queue_is_long() -> None:
+    """B13: half of the queue is always full, answers are of 2 to 6 tokens."""
+    subject = scheduler(size=4, tokens=64, waiting=16, blocks=200)
+    started: dict[int, int] = {}
+    arrived: dict[int, int] = {}
+    count = ended = 0
+    for step_number in range(600):
+        while subject.num_waiting < 8 and subject.can_add(
+            added := sequence(f"r{count}", output=2 + count % 5)
+        ):
+            arrived[count] = step_number
+            subject.add(added)
+            count += 1
+        step = subject.schedule(0.0)
+        for chunk in step.chunks:
+            started.setdefault(int(chunk.request_id[1:]), step_number)
+        ended += sum(end.finish is not None for end in advance(subject, step))
+    assert list(started) == sorted(started)  # first come, first served
+    throughput = ended / 600
+    longest = max(started[number] - arrived[number] for number in started)
+    assert longest <= 8 / throughput * 1.5
+
+
+def test_a_very_long_prompt_among_short_ones_neither_waits_for_ever_nor_is_padded_for() -> None:
+    """B17: 10, 10, 2000, 10 tokens, and short ones that keep coming."""
+    subject = scheduler(size=8, tokens=128, blocks=400, waiting=50)
+    for name, length in (("a", 10), ("b", 10), ("long", 2000), ("c", 10)):
+        subject.add(sequence(name, prompt=length, output=1))
+    first = subject.schedule(0.0)
+    assert {chunk.request_id for chunk in first.chunks if chunk.samples} == {"a", "b", "c"}
+    assert first.num_tokens == sum(len(chunk.token_ids) for chunk in first.chunks) == 128
+    advance(subject, first)
+    steps = 1
+    while subject.num_running + subject.num_waiting:
+        if steps < 40:
+            subject.add(sequence(f"short {steps}", output=1))
+        run(subject)
+        steps += 1
+    assert steps <= 45
