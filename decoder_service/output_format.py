@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llguidance import LLMatcher
 
+from decoder_service.turns import is_unicode
 from shared.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -79,13 +80,5 @@ class OutputFormat:
     def _check_length(self, most: int) -> None:
         if not all(1 <= len(value) <= most for value in self.values):
             raise InvalidRequest(f"a text of 1 to {most} characters is required", field=self.field)
-        if not all(value.isprintable() or _is_unicode(value) for value in self.values):
+        if not all(map(is_unicode, self.values)):
             raise InvalidRequest("the text holds half of a surrogate pair", field=self.field)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

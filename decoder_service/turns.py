@@ -59,11 +59,12 @@ def _check_part(part: Part, role: str, field: str) -> None:
     match part:
         case FeaturePart() if role != "user":
             raise InvalidRequest(f"a {role} turn holds text only", field=f"{field}.feature_key")
-        case TextPart(text) if not _is_unicode(text):
+        case TextPart(text) if not is_unicode(text):
             raise InvalidRequest("the text holds half of a surrogate pair", field=f"{field}.text")
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """False for a text with half of a surrogate pair, which no message can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
