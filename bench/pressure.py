@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -30,6 +31,8 @@ from shared.pb.lenspair.decoder.v1 import decoder_pb2, decoder_pb2_grpc
 NEIGHBOURS = 3
 NEIGHBOUR_TOKENS = 24
 QUEUE = 8
+# Small enough to be in use as a whole after the warm-up: its pages come with their first use.
+KV_CACHE_BYTES = 32 * 1024**2
 CALLERS = 30
 LEAVE_SECONDS = 1.0
 RESULTS = Path(__file__).parent / "results" / "pressure.json"
@@ -85,28 +88,36 @@ class Pressure:
         number = 0
         while time.perf_counter() < until:
             number += 1
-            started = last = time.perf_counter()
-            is_first = True
-            async for message in self.stream(f"A steady question. ({number})", NEIGHBOUR_TOKENS):
-                if message.HasField("delta"):
-                    now = time.perf_counter()
-                    (latencies.first if is_first else latencies.between).append(
-                        now - (started if is_first else last)
-                    )
-                    is_first, last = False, now
+            try:
+                await self._ask(latencies, number)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    raise
+                await asyncio.sleep(0.1)  # refused like everybody: it comes back
+
+    async def _ask(self, latencies: Latencies, number: int) -> None:
+        started = last = time.perf_counter()
+        is_first = True
+        async for message in self.stream(f"A steady question. ({number})", NEIGHBOUR_TOKENS):
+            if message.HasField("delta"):
+                now = time.perf_counter()
+                (latencies.first if is_first else latencies.between).append(
+                    now - (started if is_first else last)
+                )
+                is_first, last = False, now
 
     def stream(
         self,
         question: str,
         tokens: int,
         *,
-        stub: decoder_pb2_grpc.DecoderServiceAsyncStub | None = None,
+        stub: Any = None,
         timeout: float = 60,
-    ) -> grpc.aio.UnaryStreamCall[decoder_pb2.StreamGenerateRequest, decoder_pb2.StreamGenerateResponse]:
+    ) -> "grpc.aio.UnaryStreamCall[Any, Any]":
         request = decoder_pb2.StreamGenerateRequest(task=_task(question, tokens))
-        call: grpc.aio.UnaryStreamCall[
-            decoder_pb2.StreamGenerateRequest, decoder_pb2.StreamGenerateResponse
-        ] = (stub or self._stub).StreamGenerate(request, timeout=timeout)
+        call: grpc.aio.UnaryStreamCall[Any, Any] = (stub or self._stub).StreamGenerate(
+            request, timeout=timeout
+        )
         return call
 
     def whole(
@@ -236,12 +247,13 @@ async def measure(checkpoint: Path, seconds: float) -> list[Outcome]:
         "LENSPAIR_METRICS_PORT": str(port),
         "LENSPAIR_MAX_WAITING": str(QUEUE),
         "LENSPAIR_MAX_BATCH_SIZE": "8",
+        "LENSPAIR_KV_CACHE_BYTES": str(KV_CACHE_BYTES),
         "LENSPAIR_MAX_BATCH_TOKENS": "256",
         "LENSPAIR_TORCH_THREADS": "0",
     }
     with Pair(checkpoint, decoder_environment=own) as pair:
         pressure = Pressure(pair.decoder.address, DecoderMetrics(port), psutil.Process(pair.decoder.pid))
-        await pressure.beside("warm-up", cut_streams, 2)
+        await pressure.beside("warm-up", cut_streams, 6)
         bar = tqdm(TROUBLES.items(), desc="troubles", leave=False, disable=None)
         outcomes = [await pressure.beside(name, trouble, seconds) for name, trouble in bar]
         await pressure.close()
