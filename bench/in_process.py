@@ -71,8 +71,9 @@ class InProcessDecoder:
     def open(cls, checkpoint: Checkpoint) -> Self:
         model = open_language_model(checkpoint.path, dtype=torch.float32, device=torch.device("cpu"))
         prompts = PromptBuilder.open(checkpoint)
-        tokenizer = checkpoint.path / "tokenizer.json"
-        grammars = Grammars(tokenizer, vocab_size=model.vocab_size, end_ids=prompts.stop_token_ids)
+        grammars = Grammars(
+            prompts.tokenizer_json, vocab_size=model.vocab_size, end_ids=prompts.stop_token_ids
+        )
         return cls(model, prompts, grammars, checkpoint.fingerprint)
 
     async def answer_all(self, questions: Sequence[Question], store_dtype: StoreDtype) -> Answered:

@@ -102,9 +102,7 @@ def build(settings: DecoderSettings, servicer: DecoderServicer) -> Decoder:
     calls = FeatureCalls()
     sources = handed_over_features(settings, open_codec(settings, checkpoint.fingerprint), calls)
     prompts = PromptBuilder.open(checkpoint)
-    grammars = Grammars(
-        checkpoint.path / "tokenizer.json", vocab_size=model.vocab_size, end_ids=prompts.stop_token_ids
-    )
+    grammars = Grammars(prompts.tokenizer_json, vocab_size=model.vocab_size, end_ids=prompts.stop_token_ids)
     service = DecoderService(
         FeatureReader(store, shape, sources),
         prompts,

@@ -9,7 +9,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -27,12 +26,12 @@ _MOST_REASON = 200
 class Grammars:
     """Compiles forms for the tokens of one checkpoint. Close it in the end.
 
-    `vocab_size` is the model's: ids that name no token are never allowed, nor are special ones, but for those
+    `tokenizer_json` is the tokenizer as the tokenizers library writes it. `vocab_size` is the model's: ids that name no token are never allowed, nor are special ones, but for those
     of `end_ids`, which are allowed where an answer is complete.
     """
 
-    def __init__(self, tokenizer_file: Path, *, vocab_size: int, end_ids: Collection[int]) -> None:
-        self._tokenizer = LLTokenizer(str(tokenizer_file), n_vocab=vocab_size, eos_token=sorted(end_ids))
+    def __init__(self, tokenizer_json: str, *, vocab_size: int, end_ids: Collection[int]) -> None:
+        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=sorted(end_ids))
         self._end_ids = frozenset(end_ids)
         self._vocab_size = vocab_size
         self._compiled: OrderedDict[OutputFormat, LLMatcher] = OrderedDict()

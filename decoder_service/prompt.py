@@ -68,6 +68,11 @@ class PromptBuilder:
             stop_token_ids=checkpoint.stop_token_ids(),
         )
 
+    @property
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the tokenizers library writes it."""
+        return str(self._tokenizer.to_str())
+
     def build(
         self, turns: Sequence[Turn], manifests: Mapping[str, Manifest], *, field: str = "task.turns"
     ) -> Prompt:

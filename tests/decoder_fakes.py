@@ -23,7 +23,8 @@ from shared.features.bundle import FeatureBundle
 def demo_grammars() -> Grammars:
     """Forms for the tokens of the demo checkpoint."""
     checkpoint = open_checkpoint(str(DEMO_CHECKPOINT))
-    return Grammars(checkpoint.path / "tokenizer.json", vocab_size=960, end_ids=checkpoint.stop_token_ids())
+    tokenizer = (checkpoint.path / "tokenizer.json").read_text(encoding="utf-8")
+    return Grammars(tokenizer, vocab_size=960, end_ids=checkpoint.stop_token_ids())
 
 
 class ScriptedEngine:

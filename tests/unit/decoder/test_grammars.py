@@ -34,7 +34,7 @@ SPECIAL = {id_ for id_, token in TOKENIZER.get_added_tokens_decoder().items() if
 
 @pytest.fixture
 async def grammars() -> AsyncIterator[Grammars]:
-    made = Grammars(CHECKPOINT.path / "tokenizer.json", vocab_size=VOCABULARY, end_ids=ENDS)
+    made = Grammars(TOKENIZER.to_str(), vocab_size=VOCABULARY, end_ids=ENDS)
     yield made
     made.close()
 

@@ -59,7 +59,8 @@ class Broken:
 @pytest.fixture
 async def grammars(reference: Reference) -> AsyncIterator[Grammars]:
     ends = open_checkpoint(str(reference.path)).stop_token_ids()
-    made = Grammars(reference.path / "tokenizer.json", vocab_size=960, end_ids=ends)
+    tokenizer = Tokenizer.from_file(str(reference.path / "tokenizer.json"))
+    made = Grammars(tokenizer.to_str(), vocab_size=960, end_ids=ends)
     yield made
     made.close()
 
