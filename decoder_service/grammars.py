@@ -26,8 +26,9 @@ _MOST_REASON = 200
 class Grammars:
     """Compiles forms for the tokens of one checkpoint. Close it in the end.
 
-    `tokenizer_json` is the tokenizer as the tokenizers library writes it. `vocab_size` is the model's: ids that name no token are never allowed, nor are special ones, but for those
-    of `end_ids`, which are allowed where an answer is complete.
+    `tokenizer_json` is the tokenizer as the tokenizers library writes it, `vocab_size` the model's: ids that
+    name no token are never allowed, nor are special ones, but for those of `end_ids`, which are allowed where
+    an answer is complete.
     """
 
     def __init__(self, tokenizer_json: str, *, vocab_size: int, end_ids: Collection[int]) -> None:

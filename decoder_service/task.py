@@ -18,6 +18,7 @@ MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 10.0
 MAX_SAMPLES = 16
 MAX_FIRST_SAMPLE = 1023
@@ -86,9 +87,12 @@ def _check_sampling(sampling: Sampling) -> None:
     _check_range("task.sampling.min_p", sampling.min_p, 0, 1)
     if sampling.top_k < 0:
         raise InvalidSampling("top_k must not be negative", field="task.sampling.top_k")
-    if sampling.repetition_penalty == 0:
-        raise InvalidSampling("repetition_penalty must be above 0", field="task.sampling.repetition_penalty")
-    _check_range("task.sampling.repetition_penalty", sampling.repetition_penalty, 0, MAX_REPETITION_PENALTY)
+    _check_range(
+        "task.sampling.repetition_penalty",
+        sampling.repetition_penalty,
+        MIN_REPETITION_PENALTY,
+        MAX_REPETITION_PENALTY,
+    )
     _check_range("task.sampling.presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("task.sampling.frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_biases(sampling.logit_bias)

@@ -12,7 +12,7 @@ from decoder_service.engine.checks import check_features, check_request
 from decoder_service.engine.engine import GenerationRequest, Prompt
 from decoder_service.engine.kv_pool import BlockNumbers, KVPool
 from decoder_service.engine.language_model import LanguageModel
-from decoder_service.engine.sampling import Outcome, SamplingRow, choose
+from decoder_service.engine.sampling import Choice, Outcome, SamplingRow, choose
 from decoder_service.engine.scheduler import Chunk, Step
 from decoder_service.engine.token_rules import TokenRules
 from shared.errors import LenspairError, OutOfMemory
@@ -116,12 +116,13 @@ class ModelRunner:
             return failures
         chunks = list(rows)
         logits = self._model.logits(hidden[[chunk.row_end - 1 for chunk in chunks]])
-        choices = choose(logits, list(rows.values()))
-        for chunk, choice in zip(chunks, choices, strict=True):
+        outcomes = choose(logits, list(rows.values()))
+        for chunk, outcome in zip(chunks, outcomes, strict=True):
             inputs = self._of(chunk)
-            inputs.rules.accept(choice.token_id)
             inputs.spans = ()  # the prompt is in the cache: let go of its features
-        return failures | {chunk.request_id: each for chunk, each in zip(chunks, choices, strict=True)}
+            if isinstance(outcome, Choice):
+                inputs.rules.accept(outcome.token_id)
+        return failures | {chunk.request_id: each for chunk, each in zip(chunks, outcomes, strict=True)}
 
     def _sampling_rows(self, step: Step) -> tuple[dict[Chunk, SamplingRow], dict[str, Outcome]]:
         """How the token of each chunk that samples is chosen, and whose rules fail."""

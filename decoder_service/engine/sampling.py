@@ -5,7 +5,8 @@ The rules apply in this order, which is that of Transformers' processors:
 1. `logit_bias` is added;
 2. repetition, presence and frequency penalties;
 3. tokens that must not come are ruled out: those that the form of the answer does not allow, ends before
-   `min_output_tokens`, and visual tokens. Where nothing would be left, ends may come early;
+   `min_output_tokens`, and visual tokens. Where nothing would be left, ends may come early; where there is
+   still nothing, the request ends;
 4. temperature; 0 takes the best token;
 5. `top_k`, `top_p` and `min_p`, each on what the one before left.
 
@@ -27,9 +28,11 @@ from numpy.typing import NDArray
 from decoder_service.engine.engine import Candidate, Sampling
 from decoder_service.engine.noise import noise
 from decoder_service.engine.token_counts import TokenCounts
-from shared.errors import LenspairError
+from shared.errors import InvalidRequest, LenspairError
 
-_USUAL_NUCLEUS = 1024
+# Sizes of a nucleus that are tried before the whole vocabulary is sorted.
+_NUCLEI = (1024, 8192, 65536)
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +75,30 @@ Outcome = Choice | LenspairError
 """What a step gives a request: a token, or why it ends."""
 
 
-def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Choice]:
+def choose(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[Outcome]:
     """One token for each row of `logits` `[R, vocab_size]` (float32, left as they are)."""
     best = logits.argmax(dim=-1).tolist()
-    choices = []
-    for row, own, token_id in zip(rows, logits, best, strict=True):
-        is_chosen = row.is_plain and token_id not in row.never
-        choices.append(_describe(own, token_id if is_chosen else _choose(own, row), row.sampling))
-    return choices
+    return [
+        _outcome(own, token_id if row.is_plain and token_id not in row.never else _choose(own, row), row)
+        for row, own, token_id in zip(rows, logits, best, strict=True)
+    ]
 
 
-def _choose(logits: torch.Tensor, row: SamplingRow) -> int:
+def _outcome(logits: torch.Tensor, token_id: int | None, row: SamplingRow) -> Outcome:
+    if token_id is None:
+        return InvalidRequest("no token is left that the rules of the request allow", field="task")
+    return _describe(logits, token_id, row.sampling)
+
+
+def _choose(logits: torch.Tensor, row: SamplingRow) -> int | None:
+    """None where every token is ruled out."""
     scores = logits.clone()
     _shift(scores, row.sampling.logit_bias)
     if row.counts is not None:
         _penalize(scores, row.counts, row.sampling)
     _rule_out(scores, row)
+    if scores.max() == -torch.inf:
+        return None
     return int(scores.argmax()) if row.takes_the_best else _sample(scores, row)
 
 
@@ -105,7 +116,7 @@ def _penalize(scores: torch.Tensor, counts: TokenCounts, sampling: Sampling) -> 
     if factor != 1:
         penalized = torch.where(penalized > 0, penalized / factor, penalized * factor)
     penalized -= sampling.presence_penalty * (times > 0) + sampling.frequency_penalty * times
-    scores[token_ids] = penalized
+    scores[token_ids] = penalized.clamp_(-_LARGEST, _LARGEST)  # infinite ones could not be compared
 
 
 def _rule_out(scores: torch.Tensor, row: SamplingRow) -> None:
@@ -142,16 +153,18 @@ def _candidates(scores: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor,
         kept = _nucleus(probabilities, sampling.top_p)
         token_ids, probabilities = token_ids[kept], probabilities[kept]
     if sampling.min_p > 0:
-        kept = probabilities >= sampling.min_p * probabilities.max()
-        token_ids, probabilities = token_ids[kept], probabilities[kept]
+        is_dropped = probabilities < sampling.min_p * probabilities.max()
+        token_ids, probabilities = token_ids[~is_dropped], probabilities[~is_dropped]
     return token_ids, probabilities
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     """Places of the fewest probabilities that sum to `top_p`; sorts all of them only when it must."""
-    count = min(len(probabilities), _USUAL_NUCLEUS)
-    best, places = probabilities.topk(count)
-    if count < len(probabilities) and best.sum() < top_p:
+    for count in (each for each in _NUCLEI if each < len(probabilities)):
+        best, places = probabilities.topk(count)
+        if best.sum() >= top_p:
+            break
+    else:
         best, places = probabilities.sort(descending=True)
     before = best.cumsum(0) - best
     return places[: max(1, int((before < top_p).sum()))]

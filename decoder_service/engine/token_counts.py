@@ -14,11 +14,10 @@ class TokenCounts:
     """
 
     def __init__(self, prompt: Iterable[int] = ()) -> None:
-        self._place_of: dict[int, int] = {}
-        self._ids = torch.empty(_FIRST_ROOM, dtype=torch.long)
-        self._counts = torch.empty(_FIRST_ROOM)
-        for token_id in prompt:
-            self._place(token_id)
+        first = list(dict.fromkeys(prompt))
+        self._place_of = {token_id: place for place, token_id in enumerate(first)}
+        self._ids = torch.tensor([*first, *[0] * _FIRST_ROOM])
+        self._counts = torch.zeros(len(self._ids))
 
     @property
     def ids(self) -> torch.Tensor:

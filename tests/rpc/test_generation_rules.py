@@ -119,6 +119,7 @@ async def test_absurd_numbers_are_refused_by_name(decoder: Decoder, name: str, v
         (_sampled(min_p=1.1), "INVALID_SAMPLING", "task.sampling.min_p"),
         (_sampled(temperature=999999), "INVALID_SAMPLING", "task.sampling.temperature"),
         (_sampled(repetition_penalty=0), "INVALID_SAMPLING", "task.sampling.repetition_penalty"),
+        (_sampled(repetition_penalty=1e-300), "INVALID_SAMPLING", "task.sampling.repetition_penalty"),
         (_sampled(repetition_penalty=-1), "INVALID_SAMPLING", "task.sampling.repetition_penalty"),
         (_sampled(presence_penalty=2.1), "INVALID_SAMPLING", "task.sampling.presence_penalty"),
         (_sampled(logit_bias={4: 101}), "INVALID_SAMPLING", "task.sampling.logit_bias[4]"),

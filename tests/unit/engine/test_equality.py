@@ -164,6 +164,23 @@ async def test_a_seed_gives_the_same_text_alone_and_among_fifteen_neighbours(ref
             assert answers[round_number * 4] == alone
 
 
+async def test_a_penalty_on_large_pictures_leaves_a_neighbour_as_alone(
+    reference: Reference,
+) -> None:
+    """G23."""
+    plain, pictured = QUESTIONS[0], Question(("large", "large", "large"), "describe it")
+    async with running(reference.engine(size=4)) as engine:
+        for number in range(3):
+            answers = await asyncio.gather(
+                collect(engine, reference.request(f"plain {number}", plain)),
+                collect(
+                    engine,
+                    reference.request(f"b{number}", pictured, sampling=Sampling(repetition_penalty=1.3)),
+                ),
+            )
+            assert reference.ask(plain).is_met_by(answers[0])
+
+
 async def test_two_answers_without_a_seed_differ(reference: Reference) -> None:
     async with running(reference.engine()) as engine:
         requests = [

@@ -7,7 +7,8 @@ import torch
 
 from decoder_service.engine.engine import Sampling
 from decoder_service.engine.noise import noise
-from decoder_service.engine.sampling import Choice, SamplingRow, choose
+from decoder_service.engine.sampling import Choice, SamplingRow
+from tests.unit.engine.choosing import choose
 
 LOGITS = torch.tensor([[0.0, 3.0, 2.0, 1.0, -1.0]])
 DRAWS = 400

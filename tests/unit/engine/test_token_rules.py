@@ -15,10 +15,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from decoder_service.engine import sampling as product
 from decoder_service.engine.engine import GenerationRequest, Limits, NoTensors, Prompt, Sampling
-from decoder_service.engine.sampling import SamplingRow, choose
+from decoder_service.engine.sampling import Choice, SamplingRow
 from decoder_service.engine.token_counts import TokenCounts
 from decoder_service.engine.token_rules import TokenRules
+from shared.errors import InvalidRequest
+from tests.unit.engine.choosing import choose
 
 VOCABULARY = 50
 PAD = 40
@@ -189,3 +192,37 @@ def test_what_is_left_to_sample_is_what_transformers_leaves(seed: int) -> None:
     kept = set(torch.isfinite(left).nonzero().flatten().tolist())
     likely = set((left.softmax(0) > 0.005).nonzero().flatten().tolist())
     assert likely <= found <= kept
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [1e-300, 1e-38, 0.01, 1e300])
+def test_no_penalty_makes_numbers_that_can_not_be_compared(penalty: float, temperature: float) -> None:
+    """An engine must outlive what its callers' checks let through."""
+    sampling = Sampling(temperature=temperature, repetition_penalty=penalty, min_p=0.1, top_p=0.9, seed=1)
+    steps = some_logits(30)
+    prompt = tuple(steps[0].argsort(descending=True)[:10].tolist())
+    tokens = answer(rules(sampling, prompt), steps)
+    assert len(tokens) == 30
+    assert penalty > 1 or tokens[0] in prompt
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, min_p=0.1)]
+)
+@pytest.mark.parametrize("left", [frozenset(), frozenset({PAD})])
+def test_where_nothing_is_left_the_request_ends_and_its_neighbour_goes_on(
+    sampling: Sampling, left: frozenset[int]
+) -> None:
+    mask = np.zeros(2, dtype=np.int32)
+    for token_id in left:
+        mask[token_id // 32] |= np.int32(1 << (token_id % 32))
+    rows = [SamplingRow(sampling, 1, 0, never=frozenset({PAD}), allowed=mask), SamplingRow(Sampling(), 1, 0)]
+    ended, going_on = product.choose(some_logits(2), rows)
+    assert isinstance(ended, InvalidRequest)
+    assert isinstance(going_on, Choice)
+
+
+def test_logits_that_are_no_numbers_end_nothing() -> None:
+    logits = torch.full((2, VOCABULARY), torch.nan)
+    rows = [SamplingRow(Sampling(temperature=1.0, min_p=0.5, top_p=0.5), 1, 0), SamplingRow(Sampling(), 1, 0)]
+    assert len(product.choose(logits, rows)) == 2
