@@ -9,7 +9,7 @@ SECONDS = 5.0
 
 
 class DecoderMetrics:
-    """The metrics of one decoder, by name; labels are summed up."""
+    """The metrics of one decoder: by name, labels summed up, and by name{label=value} for each label."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/metrics"
@@ -20,5 +20,7 @@ class DecoderMetrics:
         values: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+                labelled = [f"{sample.name}{{{name}={value}}}" for name, value in sample.labels.items()]
+                for key in (sample.name, *labelled):
+                    values[key] = values.get(key, 0.0) + sample.value
         return values

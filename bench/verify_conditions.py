@@ -18,6 +18,8 @@ Asking = Callable[[PairClient, Sequence[VerifyRequest]], Awaitable[Answers]]
 IN_FLIGHT = 64
 ARRIVAL_SECONDS = 2.0
 MOST_PATIENCE_SECONDS = 0.06
+_REUSED = "lenspair_decoder_reused_tokens_total"
+_SINGLE_STEPS = "lenspair_decoder_step_seconds_count{mode=single}"
 NUM_LONG, LONG_TOKENS = 6, 200
 # The least that a decoder starts with, so that answers run out of blocks.
 CACHE_BLOCKS = 32
@@ -78,13 +80,12 @@ async def beside_long_answers(client: PairClient, requests: Sequence[VerifyReque
 def setups(checkpoint: Path) -> tuple[Setup, ...]:
     """All of them; the first one's pair stands as it does for everyone."""
     cache_bytes = max(SMALLEST_CACHE_BYTES, CACHE_BLOCKS * _block_bytes(checkpoint))
-    chunks = {"LENSPAIR_MAX_BATCH_TOKENS": "37"}
     window = {"LENSPAIR_BATCH_WINDOW_MS": "150", "LENSPAIR_MIN_BATCH_SIZE": "4"}
     return (
         Setup(
             (
                 Condition("all at once", together),
-                Condition("asked again", together, "lenspair_decoder_reused_tokens_total"),
+                Condition("asked again", together, _REUSED),
                 Condition("64 in flight, a third cancelled", at_random, "lenspair_decoder_abandoned_total"),
             )
         ),
@@ -92,8 +93,11 @@ def setups(checkpoint: Path) -> tuple[Setup, ...]:
             (Condition("a small cache", beside_long_answers, "lenspair_decoder_preemptions_total"),),
             {"LENSPAIR_KV_CACHE_BYTES": str(cache_bytes)},
         ),
-        Setup((Condition("chunks of 37 tokens", together), Condition("and asked again", together)), chunks),
-        Setup((Condition("one at a time", together),), {"LENSPAIR_MODE": "single"}),
+        Setup(
+            (Condition("chunks of 37 tokens", together), Condition("and asked again", together, _REUSED)),
+            chunks,
+        ),
+        Setup((Condition("one at a time", together, _SINGLE_STEPS),), {"LENSPAIR_MODE": "single"}),
         Setup((Condition("an admission window", at_random),), window),
     )
 
