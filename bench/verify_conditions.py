@@ -95,7 +95,7 @@ def setups(checkpoint: Path) -> tuple[Setup, ...]:
         ),
         Setup(
             (Condition("chunks of 37 tokens", together), Condition("and asked again", together, _REUSED)),
-            chunks,
+            {"LENSPAIR_MAX_BATCH_TOKENS": "37"},
         ),
         Setup((Condition("one at a time", together, _SINGLE_STEPS),), {"LENSPAIR_MODE": "single"}),
         Setup((Condition("an admission window", at_random),), window),
