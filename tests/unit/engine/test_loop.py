@@ -3,14 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
-from decoder_service.engine.engine import EngineStats, RequestTimings
+from decoder_service.engine.engine import EngineStats, Limits, RequestTimings
 from decoder_service.engine.loop import EngineLoop
 from decoder_service.engine.scheduler import Step
 from shared.errors import Draining, InvalidRequest, PromptTooLong, QueueFull
 from tests.unit.engine.fake_runner import STOP, FakeRunner, collect, engine_of, request, token_ids
+
+PAD = 3
 
 
 @asynccontextmanager
@@ -270,3 +274,31 @@ async def test_a_failing_step_ends_the_loop_and_every_request() -> None:
         await loop
     with pytest.raises(Draining):
         await collect(engine, request("c"))
+
+
+async def test_rows_that_end_at_different_places_keep_their_own_ends() -> None:
+    """G24: two end tokens, one of which could be padding; no end is part of an answer."""
+    runner = FakeRunner()
+    runner.script |= {"a": [5, STOP], "b": [5, 6, 7, PAD], "c": [5] * 30}
+    engine = engine_of(runner)
+    limits = Limits(30, stop_token_ids=frozenset({STOP, PAD}))
+    requests = [replace(request(name), limits=limits) for name in "abc"]
+    async with running(engine):
+        answers = await asyncio.gather(*(collect(engine, each) for each in requests))
+    assert [token_ids(answer) for answer in answers] == [[5, None], [5, 6, 7, None], [5] * 30]
+    assert [answer[-1].finish for answer in answers] == ["stop", "stop", "length"]
+
+
+async def test_the_batch_size_is_seen_in_the_metrics() -> None:
+    """B16: eight decodes at once after a warm one."""
+
+    def steps_of(most: str) -> float:
+        labels = {"mode": "batched", "le": most}
+        return REGISTRY.get_sample_value("lenspair_decoder_batch_size_bucket", labels) or 0.0
+
+    engine = engine_of(FakeRunner(), size=8)
+    async with running(engine):
+        await collect(engine, request("warm"))
+        small, all_sizes = steps_of("2.0"), steps_of("+Inf")
+        await asyncio.gather(*(collect(engine, request(str(n), output=20)) for n in range(8)))
+    assert (steps_of("+Inf") - all_sizes) - (steps_of("2.0") - small) >= 15

@@ -100,3 +100,24 @@ async def test_the_same_text_about_another_picture_shares_nothing_of_it(referenc
     assert all(isinstance(request.features, HeldTensors) for request in asked)
     loads = [request.features.loads for request in asked if isinstance(request.features, HeldTensors)]
     assert loads == [[0, 0], [0, 0], [], []]
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+async def test_what_a_prefill_computed_before_it_was_given_up_is_right(
+    reference: Reference, steps: int
+) -> None:
+    """Cut after some chunks of 13 tokens, its last block half full; then the same is asked again."""
+    question = QUESTIONS[3]
+    expected = reference.ask(question)
+    engine = reference.engine(tokens=13)
+    async with running(engine):
+        leaving = asyncio.create_task(collect(engine, reference.request("gone", question)))
+        for _ in range(200):
+            if engine.stats().kv_blocks_used:
+                break
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.003 * steps)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        for number in range(2):
+            assert expected.is_met_by(await collect(engine, reference.request(str(number), question)))
