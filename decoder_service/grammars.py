@@ -11,33 +11,38 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from numpy.typing import NDArray
 
+from decoder_service.grammar_check import packed
+from decoder_service.grammar_compiler import GrammarCompiler, threads_with_stack
 from decoder_service.output_format import OutputFormat
 from shared.errors import InvalidRequest
+from shared.isolation.workers import IsolatedWorkers, WorkerLost
 
-MAX_REMEMBERED = 64
+MAX_REMEMBERED = 16
 MASK_THREADS = 2
-_MOST_REASON = 200
+CHECK_SECONDS = 5
+CHECK_BYTES = 128 << 20
 
 
 class Grammars:
-    """Compiles forms for the tokens of one checkpoint. Close it in the end.
-
-    `tokenizer_json` is the tokenizer as the tokenizers library writes it, `vocab_size` the model's: ids that
-    name no token are never allowed, nor are special ones, but for those of `end_ids`, which are allowed where
-    an answer is complete.
-    """
+    """Compiles forms for the tokens of one checkpoint (see GrammarCompiler). Close it in the end."""
 
     def __init__(self, tokenizer_json: str, *, vocab_size: int, end_ids: Collection[int]) -> None:
-        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=sorted(end_ids))
-        self._end_ids = frozenset(end_ids)
-        self._vocab_size = vocab_size
+        self._compiler = GrammarCompiler(tokenizer_json, vocab_size=vocab_size, end_ids=end_ids)
         self._compiled: OrderedDict[OutputFormat, LLMatcher] = OrderedDict()
-        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
-        self._masks = ThreadPoolExecutor(MASK_THREADS, thread_name_prefix="grammar-masks")
+        self._checks = IsolatedWorkers(
+            "decoder_service.grammar_check",
+            self._compiler.pack(),
+            num_processes=1,
+            max_bytes=CHECK_BYTES,
+            max_result_bytes=0,
+            timeout_seconds=CHECK_SECONDS,
+        )
+        self._compiling = threads_with_stack(1, "grammar-compiler")
+        self._masks = threads_with_stack(MASK_THREADS, "grammar-masks")
 
     async def begin(self, form: OutputFormat, continuation: Sequence[int]) -> "AnswerGrammar":
         """The grammar of one answer, behind the tokens that it has already.
@@ -45,34 +50,41 @@ class Grammars:
         Raises:
             InvalidRequest: nothing can be made of the form, or the continuation does not have it.
         """
+        if form not in self._compiled:
+            await self._check(form)
         loop = asyncio.get_running_loop()
-        matcher = await loop.run_in_executor(self._compiler, self._matcher, form)
-        if matcher.try_consume_tokens(list(continuation)) < len(continuation):
+        matcher = await loop.run_in_executor(self._compiling, self._matcher, form)
+        num_taken = await loop.run_in_executor(self._masks, matcher.try_consume_tokens, list(continuation))
+        if num_taken < len(continuation):
             raise InvalidRequest(
                 "the tokens do not have the form of task.output_format", field="task.continuation_token_ids"
             )
-        return AnswerGrammar(matcher, self._masks, self._vocab_size, self._end_ids, form.field)
+        grammar = AnswerGrammar(
+            matcher, self._masks, self._compiler.vocab_size, self._compiler.end_ids, form.field
+        )
+        await grammar.ready()  # the first set can take long: no step shall wait for it
+        return grammar
 
     def close(self) -> None:
         """Ends the threads; answers that still run get no more masks."""
-        for pool in (self._compiler, self._masks):
+        self._checks.close()
+        for pool in (self._compiling, self._masks):
             pool.shutdown(wait=False, cancel_futures=True)
 
+    async def _check(self, form: OutputFormat) -> None:
+        try:
+            await self._checks.run(packed(form))
+        except WorkerLost:
+            raise InvalidRequest("the form is too complex to compile it", field=form.field) from None
+
     def _matcher(self, form: OutputFormat) -> LLMatcher:
-        """On the compiler's thread, which alone knows what is remembered."""
-        matcher = self._compiled.get(form) or self._compile(form)
+        """On the compiler's thread, which alone changes what is remembered."""
+        matcher = self._compiled.get(form) or self._compiler.compile(form)
         self._compiled[form] = matcher
         self._compiled.move_to_end(form)
         if len(self._compiled) > MAX_REMEMBERED:
             self._compiled.popitem(last=False)
         return matcher.deep_copy()
-
-    def _compile(self, form: OutputFormat) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, form.grammar(), log_level=0)
-        if matcher.is_error():
-            reason = matcher.get_error().splitlines()[0][:_MOST_REASON]
-            raise InvalidRequest(f"no grammar can be made of it: {reason}", field=form.field)
-        return matcher
 
 
 class AnswerGrammar:
@@ -92,6 +104,10 @@ class AnswerGrammar:
         self._end_ids = end_ids
         self._field = field
         self._next: Future[NDArray[np.int32]] = pool.submit(self._compute)
+
+    async def ready(self) -> None:
+        """Returns when the next set is there. Raises as `mask` does."""
+        await asyncio.wrap_future(self._next)
 
     def mask(self) -> NDArray[np.int32]:
         """See TokenGrammar. Raises InvalidRequest when the form is more than can be followed."""

@@ -61,13 +61,12 @@ class OutputFormat:
 
     def _json_grammar(self) -> str:
         self._check_length(MAX_SCHEMA_CHARACTERS)
-        try:
-            schema = json.loads(self.values[0])
-        except (ValueError, RecursionError):
-            raise InvalidRequest("the schema is no JSON", field=self.field) from None
-        if not isinstance(schema, dict):
+        if not self.values[0].lstrip().startswith("{"):
             raise InvalidRequest("the schema must be a JSON object", field=self.field)
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS))
+        try:
+            return str(LLMatcher.grammar_from_json_schema(self.values[0], overrides=_JSON_OPTIONS))
+        except ValueError:
+            raise InvalidRequest("the schema is no JSON, or nested too deeply", field=self.field) from None
 
     def _choices_grammar(self) -> str:
         if not 1 <= len(self.values) <= MAX_CHOICES:

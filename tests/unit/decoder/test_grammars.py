@@ -192,6 +192,57 @@ async def test_an_expression_that_explodes_is_followed_or_given_up_in_bounded_ti
     assert allowed(await grammars.begin(choices("a"), ()))
 
 
+def chained(depth: int, nesting: int) -> dict[str, Any]:
+    """Definitions that refer to one another, each `nesting` levels deep."""
+
+    def nested(inner: dict[str, Any]) -> dict[str, Any]:
+        for _ in range(nesting):
+            inner = {"anyOf": [inner]}
+        return inner
+
+    definitions = {f"a{i}": nested({"$ref": f"#/$defs/a{i + 1}"}) for i in range(depth)}
+    return {"$defs": {**definitions, f"a{depth}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(schema(chained(150, 25)), id="references that use up the stack"),
+        pytest.param(
+            schema({"allOf": [{"type": "integer", "multipleOf": n} for n in (9973, 9967)]}),
+            id="a hundred million states",
+        ),
+        pytest.param(
+            schema({"allOf": [{"type": "integer", "multipleOf": n} for n in (101, 103, 107, 109)]}),
+            id="more states still",
+        ),
+        pytest.param(schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}), id="a circle"),
+        pytest.param(schema({"type": "integer", "minimum": -(10**300)}), id="a number beyond 64 bits"),
+        pytest.param(schema({"type": "integer", "maximum": 10**3000}), id="a number beyond a double"),
+        pytest.param(
+            schema(
+                {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(2)]} for i in range(20)]}
+            ),
+            id="a product of alternatives",
+        ),
+    ],
+)
+async def test_a_form_that_would_harm_the_process_is_refused(grammars: Grammars, form: OutputFormat) -> None:
+    async with asyncio.timeout(20):
+        with pytest.raises(InvalidRequest) as caught:
+            await grammars.begin(form, ())
+    assert caught.value.field == form.field
+    assert allowed(await grammars.begin(choices("a"), ()))
+
+
+async def test_a_form_just_inside_the_check_is_compiled(grammars: Grammars) -> None:
+    """What the check lets through, the decoder survives: it has the larger stack."""
+    for nesting in range(1, 25, 4):
+        with contextlib.suppress(InvalidRequest):
+            walk(await grammars.begin(schema(chained(100, nesting)), ()), random.Random(0))
+    assert allowed(await grammars.begin(schema(chained(100, 1)), ()))
+
+
 async def test_masks_are_computed_on_threads_of_their_own(grammars: Grammars) -> None:
     await grammars.begin(regex("[a-z]+"), ())
     names = {thread.name.rsplit("_", 1)[0] for thread in threading.enumerate()}
