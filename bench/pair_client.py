@@ -64,7 +64,7 @@ class PairClient:
         """
         keys = await asyncio.gather(*(self.encode(image, deadline_seconds) for image in request.images))
         task = decoder_pb2.GenerationTask(
-            turns=[_user_turn(keys, request.question)],
+            turns=_turns(keys, request),
             max_output_tokens=request.max_output_tokens,
             min_output_tokens=request.min_output_tokens,
             return_token_ids=True,
@@ -100,6 +100,20 @@ class PairClient:
 def _user_turn(keys: Sequence[str], question: str) -> decoder_pb2.Turn:
     parts = [decoder_pb2.Part(feature_key=key) for key in keys]
     return decoder_pb2.Turn(role=decoder_pb2.ROLE_USER, parts=[*parts, decoder_pb2.Part(text=question)])
+
+
+def _turns(keys: Sequence[str], request: VerifyRequest) -> list[decoder_pb2.Turn]:
+    """The pictures belong to the first question."""
+    said = [text for each in request.earlier for text in (each.question, each.answer)]
+    first, *others = [*said, request.question]
+    roles = itertools.cycle((decoder_pb2.ROLE_ASSISTANT, decoder_pb2.ROLE_USER))
+    return [
+        _user_turn(keys, first),
+        *(
+            decoder_pb2.Turn(role=role, parts=[decoder_pb2.Part(text=text)])
+            for role, text in zip(roles, others, strict=False)
+        ),
+    ]
 
 
 def _answer(response: decoder_pb2.GenerateResponse, continuation: tuple[int, ...]) -> PairAnswer:

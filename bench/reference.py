@@ -73,7 +73,7 @@ class Reference:
 
     def _inputs(self, request: VerifyRequest) -> Any:
         limits = self._processor.image_processor.size
-        images = [
+        pictures = [
             {
                 "type": "image",
                 "image": Image.open(io.BytesIO(data)),
@@ -82,7 +82,12 @@ class Reference:
             }
             for data in request.images
         ]
-        messages = [{"role": "user", "content": [*images, {"type": "text", "text": request.question}]}]
+        said = [text for each in request.earlier for text in (each.question, each.answer)]
+        messages = [
+            {"role": ("user", "assistant")[place % 2], "content": [{"type": "text", "text": text}]}
+            for place, text in enumerate([*said, request.question])
+        ]
+        messages[0]["content"] = [*pictures, *messages[0]["content"]]
         text = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         patch = self._processor.image_processor.patch_size
         resized, _ = process_vision_info(messages, image_patch_size=patch)

@@ -26,14 +26,23 @@ _COLOURS = ("red", "green", "blue", "yellow", "black", "purple", "orange")
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """What was asked and answered before."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """One question with its pictures (encoded files, in their order before the text)."""
+    """One question, with its pictures (encoded files) in front of everything that was ever asked."""
 
     name: str
     images: tuple[bytes, ...]
     question: str
     max_output_tokens: int
     min_output_tokens: int = 0
+    earlier: tuple[Exchange, ...] = ()
 
 
 def verify_requests(count: int, seed: int, *, forced_tokens: int = 0) -> list[VerifyRequest]:
@@ -43,24 +52,38 @@ def verify_requests(count: int, seed: int, *, forced_tokens: int = 0) -> list[Ve
     return [_request(index, next(source), forced_tokens) for index in range(count)]
 
 
-def _endless(rng: random.Random) -> Iterator[tuple[tuple[bytes, ...], str]]:
+_Content = tuple[tuple[bytes, ...], str, tuple[Exchange, ...]]
+
+
+def _endless(rng: random.Random) -> Iterator[_Content]:
     while True:
-        yield (), rng.choice(_TEXT_QUESTIONS) + f" ({rng.randrange(1000)})"
+        yield (), rng.choice(_TEXT_QUESTIONS) + f" ({rng.randrange(1000)})", ()
         for _ in range(3):
-            yield (picture(rng),), rng.choice(_QUESTIONS)
-        yield tuple(picture(rng) for _ in range(2)), "Which picture has the red circle?"
-        yield (picture(rng),), " ".join(rng.choice(_QUESTIONS) for _ in range(rng.randint(2, 12)))
-        yield tuple(picture(rng) for _ in range(3)), "What colour is the shape in the second picture?"
+            yield (picture(rng),), rng.choice(_QUESTIONS), ()
+        yield tuple(picture(rng) for _ in range(2)), "Which picture has the red circle?", ()
+        yield (picture(rng),), " ".join(rng.choice(_QUESTIONS) for _ in range(rng.randint(2, 12))), ()
+        yield tuple(picture(rng) for _ in range(3)), "What colour is the shape in the second picture?", ()
+        yield from _conversation(rng)
 
 
-def _request(index: int, content: tuple[tuple[bytes, ...], str], forced_tokens: int) -> VerifyRequest:
-    images, question = content
+def _conversation(rng: random.Random) -> Iterator[_Content]:
+    """A question about a picture, another about the same, and two ways in which the talk may go on."""
+    images, question = (picture(rng),), "What do you see?"
+    yield images, question, ()
+    yield images, "What do you see? And where?", ()
+    for answer in ("A red circle.", "A red square and nothing else."):
+        yield images, rng.choice(_QUESTIONS), (Exchange(question, answer),)
+
+
+def _request(index: int, content: _Content, forced_tokens: int) -> VerifyRequest:
+    images, question, earlier = content
     return VerifyRequest(
-        name=f"request {index} ({len(images)} pictures)",
+        name=f"request {index} ({len(images)} pictures, {len(earlier)} earlier turns)",
         images=images,
         question=question,
         max_output_tokens=max(forced_tokens, 8 + 5 * (index % 8)),
         min_output_tokens=forced_tokens,
+        earlier=earlier,
     )
 
 

@@ -18,44 +18,33 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from bench.comparing import Comparison, compare
 from bench.decoder_metrics import DecoderMetrics
+from bench.deepstack_control import TTL_SECONDS, open_pair_store, zero_each_level
 from bench.generated_checkpoint import KINDS, write_generated_checkpoint
-from bench.pair_client import PairAnswer, PairClient
-from bench.reference import Reference, ReferenceAnswer
+from bench.pair_client import PairClient
+from bench.reference import Reference
 from bench.requests import VerifyRequest, verify_requests
-from bench.stored_levels import StoredLevels
 from bench.verify_conditions import Condition, setups
 from demo.pair import DEMO_CHECKPOINT, Pair
 from demo.ports import free_port
-from shared.checkpoint import open_checkpoint
-from shared.store.redis_features import open_feature_store
-from shared.store.store import FeatureStore
 
-TIE_GAP = 1e-5
-LOGPROB_TOLERANCE = 1e-3
 FORCED_TOKENS = 16
-# No feature may expire during a comparison.
-TTL_SECONDS = 3600
+EMPTY_SECONDS = 1.0
 _ENVIRONMENT = {"LENSPAIR_DTYPE": "float32", "LENSPAIR_STORE_TTL_SECONDS": str(TTL_SECONDS)}
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One request's outcome: `problem` is empty when the pair equals the reference, ties aside."""
-
-    name: str
-    problem: str
-    ties: int
-    largest_difference: float
-
-
-@dataclass(frozen=True, slots=True)
 class Verified:
-    """All outcomes under one condition; `evidence` is how much of it happened, by the decoder's metrics."""
+    """All outcomes under one condition.
+
+    Whether it happened at all, and whether nobody was left in the decoder behind it, its metrics say.
+    """
 
     condition: str
     comparisons: tuple[Comparison, ...]
-    evidence: float
+    has_happened: bool
+    has_emptied: bool
     reused_tokens: float
     preemptions: float
 
@@ -65,7 +54,7 @@ class Verified:
 
     @property
     def has_passed(self) -> bool:
-        return self.num_equal == len(self.comparisons) > 0 and self.evidence > 0
+        return self.num_equal == len(self.comparisons) > 0 and self.has_happened and self.has_emptied
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +74,6 @@ class Verification:
             and 2 * self.distinct_answers >= self.requests
             and all(self.differing_by_level)
         )
-
-
-async def compare(
-    client: PairClient, request: VerifyRequest, ours: PairAnswer, reference: ReferenceAnswer
-) -> Comparison:
-    """Compares one answer; asks the pair again from the reference's token after each tie."""
-    difference = _largest_difference(ours.first_logprobs, reference.first_logprobs)
-    if difference > LOGPROB_TOLERANCE:
-        problem = f"log-probabilities of the first token differ by {difference:.2e}"
-        return Comparison(request.name, problem, 0, difference)
-    ties = 0
-    tokens = ours.token_ids
-    while (place := _first_difference(tokens, reference.token_ids)) is not None:
-        if place >= len(reference.token_ids) or reference.relative_gaps[place] >= TIE_GAP:
-            problem = f"token {place}: {tokens[place : place + 4]} is not {reference.token_ids[place:][:4]}"
-            return Comparison(request.name, problem, ties, difference)
-        ties += 1
-        kept = reference.token_ids[: place + 1]
-        tokens = kept if kept[-1] < 0 else (await client.answer(request, kept)).token_ids
-    return Comparison(request.name, "", ties, difference)
 
 
 class Verifier:
@@ -142,6 +111,7 @@ class Verifier:
             await compare(client, self._requests[number], answer, self._expected[number])
             for number, answer in answers
         ]
+        has_emptied = await metrics.is_empty_within(EMPTY_SECONDS)
         after = metrics.read()
 
         def risen(name: str) -> float:
@@ -150,7 +120,8 @@ class Verifier:
         return Verified(
             condition.name,
             tuple(comparisons),
-            risen(condition.evidence),
+            risen(condition.evidence) > condition.more_than,
+            has_emptied,
             risen("lenspair_decoder_reused_tokens_total"),
             risen("lenspair_decoder_preemptions_total"),
         )
@@ -168,58 +139,6 @@ class Verifier:
             await store.close()
 
 
-async def _compare_all(
-    client: PairClient,
-    requests: Sequence[VerifyRequest],
-    answers: Sequence[PairAnswer],
-    expected: Sequence[ReferenceAnswer],
-) -> tuple[Comparison, ...]:
-    return tuple([await compare(client, *each) for each in zip(requests, answers, expected, strict=True)])
-
-
-async def zero_each_level(
-    client: PairClient,
-    store: FeatureStore,
-    requests: Sequence[VerifyRequest],
-    expected: Sequence[ReferenceAnswer],
-) -> tuple[int, ...]:
-    """For each DeepStack level: how many of the requests fail while the store holds zeros in it."""
-    keys = {await client.encode(image) for request in requests for image in request.images}
-    differing: list[int] = []
-    stored = await StoredLevels.read(store, keys)
-    for level in range(stored.count):
-        async with stored.zeroed(level):
-            answers = await client.answer_all(requests)
-            comparisons = await _compare_all(client, requests, answers, expected)
-        differing.append(sum(bool(comparison.problem) for comparison in comparisons))
-    return tuple(differing)
-
-
-def open_pair_store(url: str, checkpoint: Path) -> FeatureStore:
-    """The store of a running pair, for writing to it as its encoder does."""
-    return open_feature_store(
-        url=url,
-        fingerprint=open_checkpoint(str(checkpoint)).fingerprint,
-        ttl_seconds=TTL_SECONDS,
-        timeout_seconds=10,
-        connections=2,
-        chunk_bytes=1024 * 1024,
-    )
-
-
-def _first_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int | None:
-    for place, (left, right) in enumerate(zip(ours, theirs, strict=False)):
-        if left != right:
-            return place
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
-
-
-def _largest_difference(ours: dict[int, float], theirs: dict[int, float]) -> float:
-    """Over all tokens in either list; one that a list lacks counts with that list's smallest value."""
-    floor_ours, floor_theirs = min(ours.values()), min(theirs.values())
-    return max(abs(ours.get(token, floor_ours) - theirs.get(token, floor_theirs)) for token in ours | theirs)
-
-
 def _report(name: str, result: Verification) -> None:
     print(name)
     print(f"  {'condition':34} {'equal':>9} {'ties':>5} {'difference':>10} {'reused':>7} {'preempted':>9}")
@@ -235,8 +154,10 @@ def _report(name: str, result: Verification) -> None:
         for comparison in condition.comparisons:
             if comparison.problem:
                 print(f"    {comparison.name}: {comparison.problem}")
-        if condition.evidence <= 0:
+        if not condition.has_happened:
             print("    this condition did not happen: it proves nothing")
+        if not condition.has_emptied:
+            print("    requests or blocks were left behind in the decoder")
     print(f"  distinct answers: {result.distinct_answers} of {result.requests}")
     for level, differing in enumerate(result.differing_by_level):
         print(f"  DeepStack level {level} zeroed: {differing} of {result.with_pictures} answers fail")
@@ -247,7 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=DEMO_CHECKPOINT, help="directory to verify")
     parser.add_argument("--generated", action="store_true", help="verify generated checkpoints of each kind")
-    parser.add_argument("--requests", type=int, default=28, help="how many requests (default: 28)")
+    parser.add_argument("--requests", type=int, default=40, help="how many requests (default: 40)")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests and weights (default: 0)")
     parser.add_argument(
         "--forced-tokens", type=int, default=0, help="forbid the end of an answer before so many tokens"

@@ -20,6 +20,8 @@ ARRIVAL_SECONDS = 2.0
 MOST_PATIENCE_SECONDS = 0.06
 _REUSED = "lenspair_decoder_reused_tokens_total"
 _SINGLE_STEPS = "lenspair_decoder_step_seconds_count{mode=single}"
+_WAITED = "lenspair_decoder_request_queue_time_seconds_sum"
+WINDOW_SECONDS = 0.15
 NUM_LONG, LONG_TOKENS = 6, 200
 # The least that a decoder starts with, so that answers run out of blocks.
 CACHE_BLOCKS = 32
@@ -28,11 +30,12 @@ SMALLEST_CACHE_BYTES = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`evidence` is the metric that must have risen: without it, the condition did not happen."""
+    """`evidence` is the metric that must rise by more than so much: else the condition did not happen."""
 
     name: str
     ask: Asking
     evidence: str = "lenspair_decoder_answers_total"
+    more_than: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ class Setup:
 async def together(client: PairClient, requests: Sequence[VerifyRequest]) -> Answers:
     """All requests in flight together."""
     return list(enumerate(await client.answer_all(requests)))
+
+
+async def in_turn(client: PairClient, requests: Sequence[VerifyRequest]) -> Answers:
+    """Each when the one before it is answered: what it shares with that one, it finds in the cache."""
+    return [(number, await client.answer(request)) for number, request in enumerate(requests)]
 
 
 async def at_random(client: PairClient, requests: Sequence[VerifyRequest]) -> Answers:
@@ -80,12 +88,13 @@ async def beside_long_answers(client: PairClient, requests: Sequence[VerifyReque
 def setups(checkpoint: Path) -> tuple[Setup, ...]:
     """All of them; the first one's pair stands as it does for everyone."""
     cache_bytes = max(SMALLEST_CACHE_BYTES, CACHE_BLOCKS * _block_bytes(checkpoint))
-    window = {"LENSPAIR_BATCH_WINDOW_MS": "150", "LENSPAIR_MIN_BATCH_SIZE": "4"}
+    window = {"LENSPAIR_BATCH_WINDOW_MS": str(1000 * WINDOW_SECONDS), "LENSPAIR_MIN_BATCH_SIZE": "4"}
     return (
         Setup(
             (
                 Condition("all at once", together),
                 Condition("asked again", together, _REUSED),
+                Condition("one after the other", in_turn, _REUSED),
                 Condition("64 in flight, a third cancelled", at_random, "lenspair_decoder_abandoned_total"),
             )
         ),
@@ -98,7 +107,7 @@ def setups(checkpoint: Path) -> tuple[Setup, ...]:
             {"LENSPAIR_MAX_BATCH_TOKENS": "37"},
         ),
         Setup((Condition("one at a time", together, _SINGLE_STEPS),), {"LENSPAIR_MODE": "single"}),
-        Setup((Condition("an admission window", at_random),), window),
+        Setup((Condition("an admission window", at_random, _WAITED, WINDOW_SECONDS),), window),
     )
 
 

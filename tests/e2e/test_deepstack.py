@@ -5,10 +5,11 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from bench.comparing import compare
+from bench.deepstack_control import open_pair_store, zero_each_level
 from bench.pair_client import PairClient
 from bench.reference import Reference
 from bench.requests import verify_requests
-from bench.verify import compare, open_pair_store, zero_each_level
 from demo.pair import DEMO_CHECKPOINT, Pair
 from shared.features.bundle import FeatureBundle
 from shared.features.key import FeatureKey

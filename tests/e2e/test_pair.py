@@ -15,10 +15,10 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from PIL import Image, ImageDraw
 
+from bench.comparing import compare
 from bench.pair_client import PairClient
 from bench.reference import Reference
 from bench.requests import picture, verify_requests
-from bench.verify import compare
 from demo.pair import DEMO_CHECKPOINT, Pair
 from lenspair_client import (
     FailedPrecondition,
