@@ -103,7 +103,7 @@ async def full_queue(pressure: Pressure) -> str:
         except grpc.aio.AioRpcError as error:
             _require_only([error.code()], grpc.StatusCode.RESOURCE_EXHAUSTED)
             refusals.append(time.perf_counter() - started)
-            hints.append(_retry_seconds(error))
+            hints.append(retry_seconds(error))
 
     asking = asyncio.gather(*map(ask, range(CALLERS)))
     waiting = 0.0
@@ -155,18 +155,19 @@ TROUBLES: dict[str, Trouble] = {
 }
 
 
-async def _few_at_once(act: Callable[[int], Awaitable[None]]) -> None:
-    for first in range(0, CUTS, AT_ONCE):
-        await asyncio.gather(*(act(first + number) for number in range(AT_ONCE)))
-
-
-def _retry_seconds(error: grpc.aio.AioRpcError) -> float:
+def retry_seconds(error: grpc.aio.AioRpcError) -> float:
+    """When a refusal says to come back; 0 when it does not say."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # has what a call has
     hint = error_details_pb2.RetryInfo()
     for detail in status.details if status else ():
         if detail.Unpack(hint):
             return float(hint.retry_delay.ToTimedelta().total_seconds())
     return 0.0
+
+
+async def _few_at_once(act: Callable[[int], Awaitable[None]]) -> None:
+    for first in range(0, CUTS, AT_ONCE):
+        await asyncio.gather(*(act(first + number) for number in range(AT_ONCE)))
 
 
 def _require_only(codes: Iterable[grpc.StatusCode], *allowed: grpc.StatusCode) -> None:

@@ -84,6 +84,16 @@ def test_an_answer_cut_inside_a_character_drops_it(builder: PromptBuilder, proce
     assert shown.encode().decode() == shown
 
 
+def test_bytes_of_half_a_surrogate_pair_are_shown_as_text(builder: PromptBuilder, processor: Any) -> None:
+    """G22: a model may say any bytes; a message can hold characters only."""
+    bytes_of = {token: id_ for token, id_ in processor.tokenizer.get_vocab().items() if len(token) == 1}
+    token_ids = [bytes_of[token] for token in ("a", "\u00ed", "\u0142", "\u0122", "b")]  # a ED A0 80 b
+    shown = "".join(deltas(builder.detokenizer(), token_ids))
+    assert shown.encode().decode() == shown == processor.tokenizer.decode(token_ids)
+    assert (shown[0], shown[-1]) == ("a", "b")
+    assert set(shown[1:-1]) == {"\ufffd"}
+
+
 def test_a_resumed_answer_goes_on_at_the_right_character(builder: PromptBuilder, processor: Any) -> None:
     token_ids = processor.tokenizer.encode(KOREAN_FAMILY)
     whole = deltas(builder.detokenizer(), token_ids)
