@@ -1,9 +1,10 @@
 """Attention over a packed row: each sequence to its own past; knows no requests and no scheduling.
 
 What all layers have in common is planned once for a step (`plan_step`); `attend` then runs in each layer.
-Sequences that decode look at their past together: of a group of about the same length all rows are gathered
-in one go, padded to the longest. A prompt without a past looks at the rows of the step itself, one with a
-past at its gathered ones. Everything a step writes to the cache is written before anyone looks.
+Sequences with a few new rows, those that decode above all, look at their past together: of a group of as
+many rows each and about the same length all tokens are gathered in one go, padded to the longest. A prompt
+without a past looks at the rows of the step itself, a longer one with a past at its own gathered tokens.
+Everything a step writes to the cache is written before anyone looks.
 
 Padding is masked, and yet it must hold a sequence's own numbers: a weight of zero does not silence a NaN, and
 a slot that is not the sequence's may hold one.
@@ -18,6 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from decoder_service.engine.kv_cache import BLOCK_TOKENS
 from decoder_service.engine.kv_pool import KVPool
 
+# New rows that a sequence of a group may have: with more, it keeps the processor busy alone.
+_FEW_ROWS = 32
 # A group is padded to its longest: none is shorter than this share of it.
 _SHORTEST = 0.75
 # Gathered memory of one group, if it is more than one sequence, and places of one mask.
@@ -37,17 +40,22 @@ class PackedSequence:
     blocks: torch.Tensor
 
     @property
+    def rows(self) -> int:
+        return self.end - self.begin
+
+    @property
     def past(self) -> int:
-        return self.length - (self.end - self.begin)
+        return self.length - self.rows
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodeGroup:
-    """Sequences with one row each. `slots` `[sequences * longest]` are all of theirs, padded;
-    `mask` `[sequences, 1, 1, longest]` is added to the scores, None when all are of one length.
+class _Group:
+    """`count` sequences with as many rows each. `slots` `[count * longest]` are all of theirs, padded;
+    `mask` `[count, 1, rows of each, longest]` is added to the scores, None when everyone sees everything.
     """
 
-    rows: torch.Tensor
+    count: int
+    rows: slice | torch.Tensor
     slots: torch.Tensor
     mask: torch.Tensor | None
 
@@ -77,18 +85,18 @@ class PackedPlan:
 
     pool: KVPool
     write_slots: torch.Tensor
-    decoding: tuple[_DecodeGroup, ...]
+    groups: tuple[_Group, ...]
     prompts: tuple[tuple[_PromptPart, torch.Tensor | None], ...]
 
 
 def plan_step(pool: KVPool, sequences: Sequence[PackedSequence]) -> PackedPlan:
     """The plan of a step with these sequences, in the order of their rows."""
-    decoding = [each for each in sequences if each.end - each.begin == 1 and each.past > 0]
-    prompts = [each for each in sequences if each.end - each.begin > 1 or each.past == 0]
+    short = [each for each in sequences if each.rows <= _FEW_ROWS and each.past > 0]
+    prompts = [each for each in sequences if each.rows > _FEW_ROWS or each.past == 0]
     return PackedPlan(
         pool,
         torch.cat([_slots(each, each.past, each.length) for each in sequences]),
-        tuple(_decode_group(group, pool.shape.dtype) for group in _groups(decoding, pool)),
+        tuple(_group(members, pool.shape.dtype) for members in _memberships(short, pool)),
         tuple((part, _shared_mask(part, pool.shape.dtype)) for each in prompts for part in _parts(each)),
     )
 
@@ -109,8 +117,9 @@ def attend(
     """
     plan.pool.write(layer, plan.write_slots, key, value)
     output = torch.empty_like(query)
-    for group in plan.decoding:
-        output[group.rows] = _decode(plan.pool.gather(layer, group.slots), group, query[group.rows], scaling)
+    for group in plan.groups:
+        cached = plan.pool.gather(layer, group.slots)
+        output[group.rows] = _look_together(cached, group, query[group.rows], scaling)
     for part, kept_mask in plan.prompts:
         rows = slice(part.begin, part.end)
         if part.slots is None:
@@ -122,15 +131,19 @@ def attend(
     return output
 
 
-def _decode(cached: torch.Tensor, group: _DecodeGroup, query: torch.Tensor, scaling: float) -> torch.Tensor:
-    """`query` `[sequences, heads, head_dim]`, one row for each sequence of the group."""
-    count, heads, head_dim = query.shape
-    cached = cached.view(count, -1, *cached.shape[1:])
+def _look_together(cached: torch.Tensor, group: _Group, query: torch.Tensor, scaling: float) -> torch.Tensor:
+    """`query` `[rows, heads, head_dim]` are the rows of the group's sequences, one after the other."""
+    rows, heads, head_dim = query.shape
+    cached = cached.view(group.count, -1, *cached.shape[1:])
     keys, values = cached[:, :, 0].transpose(1, 2), cached[:, :, 1].transpose(1, 2)
+    kv_heads, each = keys.shape[1], rows // group.count
     # The heads that share a key are like rows that see the same past: nothing is repeated.
-    grouped = query.view(count, keys.shape[1], -1, head_dim)
-    attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask, scale=scaling)
-    return attended.reshape(count, heads, head_dim)
+    shared = (group.count, each, kv_heads, heads // kv_heads, head_dim)
+    grouped = query.view(shared).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    mask = group.mask if each == 1 or group.mask is None else group.mask.repeat(1, 1, heads // kv_heads, 1)
+    attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scaling)
+    by_row = attended.view(group.count, kv_heads, -1, each, head_dim).permute(0, 3, 1, 2, 4)
+    return by_row.reshape(rows, heads, head_dim)
 
 
 def _prefill(
@@ -155,37 +168,51 @@ def _slots(sequence: PackedSequence, start: int, end: int) -> torch.Tensor:
     return sequence.blocks[places // BLOCK_TOKENS] * BLOCK_TOKENS + places % BLOCK_TOKENS
 
 
-def _groups(sequences: Sequence[PackedSequence], pool: KVPool) -> Iterator[list[PackedSequence]]:
-    """Sequences of about the same length, the longest first."""
+def _memberships(sequences: Sequence[PackedSequence], pool: KVPool) -> Iterator[list[PackedSequence]]:
+    """Sequences of as many rows and about the same length, in the order of their rows."""
     most_tokens = _GROUP_BYTES // pool.shape.row_bytes
-    group: list[PackedSequence] = []
-    for sequence in sorted(sequences, key=lambda each: -each.length):
-        if group:
-            longest = group[0].length
-            if sequence.length < _SHORTEST * longest or (len(group) + 1) * longest > most_tokens:
-                yield group
-                group = []
-        group.append(sequence)
-    if group:
-        yield group
+    members: list[PackedSequence] = []
+    for sequence in sorted(sequences, key=lambda each: (each.rows, -each.length)):
+        if members:
+            longest = members[0].length
+            is_like = sequence.rows == members[0].rows and sequence.length >= _SHORTEST * longest
+            if not is_like or (len(members) + 1) * longest > most_tokens:
+                yield sorted(members, key=lambda each: each.begin)
+                members = []
+        members.append(sequence)
+    if members:
+        yield sorted(members, key=lambda each: each.begin)
 
 
-def _decode_group(group: Sequence[PackedSequence], dtype: torch.dtype) -> _DecodeGroup:
-    device = group[0].blocks.device
-    slots = torch.empty(len(group), group[0].length, dtype=torch.long, device=device)
-    for padded, sequence in zip(slots, group, strict=True):
+def _group(members: Sequence[PackedSequence], dtype: torch.dtype) -> _Group:
+    device = members[0].blocks.device
+    lengths = [sequence.length for sequence in members]
+    slots = torch.empty(len(members), max(lengths), dtype=torch.long, device=device)
+    for padded, sequence in zip(slots, members, strict=True):
         padded[: sequence.length] = _slots(sequence, 0, sequence.length)
         padded[sequence.length :] = padded[0]
-    lengths = [sequence.length for sequence in group]
-    rows = torch.tensor([sequence.begin for sequence in group], device=device)
-    return _DecodeGroup(rows, slots.view(-1), _padding_mask(lengths, dtype, device))
+    mask = _group_mask(lengths, members[0].rows, dtype, device)
+    return _Group(len(members), _rows(members), slots.view(-1), mask)
 
 
-def _padding_mask(lengths: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
-    if len(set(lengths)) == 1:
+def _rows(members: Sequence[PackedSequence]) -> slice | torch.Tensor:
+    """A slice where the members stand side by side, for what a slice takes is not copied."""
+    begin, end = members[0].begin, members[-1].end
+    if end - begin == len(members) * members[0].rows:
+        return slice(begin, end)
+    rows = [row for sequence in members for row in range(sequence.begin, sequence.end)]
+    return torch.tensor(rows, device=members[0].blocks.device)
+
+
+def _group_mask(
+    lengths: Sequence[int], rows: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """Row i of `rows` sees all but the last `rows - 1 - i` tokens of its sequence, and no padding."""
+    if rows == 1 and len(set(lengths)) == 1:
         return None
-    is_padding = torch.arange(lengths[0], device=device) >= torch.tensor(lengths, device=device)[:, None]
-    return torch.zeros_like(is_padding, dtype=dtype).masked_fill_(is_padding, -torch.inf)[:, None, None]
+    ends = torch.tensor(lengths, device=device)[:, None] - torch.arange(rows - 1, -1, -1, device=device)
+    is_hidden = torch.arange(max(lengths), device=device) >= ends[:, :, None]
+    return torch.zeros_like(is_hidden, dtype=dtype).masked_fill_(is_hidden, -torch.inf)[:, None]
 
 
 def _parts(sequence: PackedSequence) -> Iterator[_PromptPart]:

@@ -91,6 +91,9 @@ def check(cache: Cache) -> None:
         [Part(31, 1)] * 4,
         [Part(300, 1), Part(290, 1), Part(20, 1), Part(19, 1), Part(3, 1)],
         [Part(7, 1), Part(0, 33), Part(16, 16), Part(5, 2)],
+        [Part(64, 14)] * 4,
+        [Part(64, 14), Part(60, 14), Part(8, 14), Part(80, 32), Part(80, 33), Part(81, 33)],
+        [Part(20, 3), Part(9, 1), Part(19, 3), Part(10, 1), Part(18, 3)],
     ],
     ids=str,
 )
