@@ -11,7 +11,7 @@ export GOMP_SPINCOUNT ?= 100000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock proto demo up ask test check format lint types imports check-proto check-unit \
-	verify verify-generated bench-smoke bench-decoder bench-pressure bench-store test-faults train evaluate clean
+	verify verify-generated bench-smoke bench-encoder bench-decoder bench-pressure bench-store test-faults train evaluate clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -94,6 +94,9 @@ verify-generated: setup  ## The same on generated checkpoints: dense, untied, Mo
 
 bench-smoke: setup  ## How much encoder and decoder slow each other on this machine
 	$(PY) -m bench.smoke
+
+bench-encoder: setup  ## The vision tower beside Transformers', and a known picture beside an empty call
+	$(PY) -m bench.encoder
 
 bench-decoder: setup  ## The engine beside Transformers' generate: prefill, decode, mixed lengths, reuse
 	$(PY) -m bench.decoder

@@ -59,11 +59,8 @@ class Answered:
 class InProcessDecoder:
     """A decoder of one checkpoint in float32 on the CPU, greedy."""
 
-    def __init__(
-        self, model: LanguageModel, prompts: PromptBuilder, grammars: Grammars, fingerprint: str
-    ) -> None:
+    def __init__(self, model: LanguageModel, prompts: PromptBuilder, fingerprint: str) -> None:
         self._model = model
-        self._grammars = grammars
         self._prompts = prompts
         self._fingerprint = fingerprint
 
@@ -71,10 +68,7 @@ class InProcessDecoder:
     def open(cls, checkpoint: Checkpoint) -> Self:
         model = open_language_model(checkpoint.path, dtype=torch.float32, device=torch.device("cpu"))
         prompts = PromptBuilder.open(checkpoint)
-        grammars = Grammars(
-            prompts.tokenizer_json, vocab_size=model.vocab_size, end_ids=prompts.stop_token_ids
-        )
-        return cls(model, prompts, grammars, checkpoint.fingerprint)
+        return cls(model, prompts, checkpoint.fingerprint)
 
     async def answer_all(self, questions: Sequence[Question], store_dtype: StoreDtype) -> Answered:
         """Stores all features as `store_dtype`, reads them by key, and answers all questions together."""
@@ -95,6 +89,11 @@ class InProcessDecoder:
             Scheduler(BlockManager(num_blocks), BATCH),
             context_tokens=model.context_tokens,
         )
+        grammars = Grammars(
+            self._prompts.tokenizer_json,
+            vocab_size=model.vocab_size,
+            end_ids=self._prompts.stop_token_ids,
+        )
         service = DecoderService(
             FeatureReader(store, FeatureShape(self._fingerprint, model.hidden_size, model.deepstack_levels)),
             self._prompts,
@@ -103,7 +102,7 @@ class InProcessDecoder:
                 OUTPUT_TOKENS, OUTPUT_TOKENS, max_prompt_characters=10_000, vocab_size=model.vocab_size
             ),
             ByteBudget(1024**3, max_waiting=BATCH.max_waiting),
-            grammars=self._grammars,
+            grammars=grammars,
             model_name="in process",
         )
         running = asyncio.create_task(engine.run())
@@ -112,6 +111,7 @@ class InProcessDecoder:
         finally:
             await engine.close()
             await running
+            grammars.close()
 
 
 async def _put(

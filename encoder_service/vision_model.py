@@ -9,13 +9,14 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
 from encoder_service.tower import Patches
+from encoder_service.vision_layers import Packed, VisionLayers
 from shared.checkpoint import Checkpoint, Placement
 from shared.features.bundle import FeatureBundle
 from shared.features.grid import Grid
 from shared.features.key import Modality
 
 # Part of every key's namespace: raise the version when the same patches may give other features.
-IMPLEMENTATION = "transformers-sdpa/1"
+IMPLEMENTATION = "own-layers/1"
 
 # As Transformers 5 and the hub name the tensors of a tower, and as older releases did.
 _PREFIXES = ("model.visual.", "visual.")
@@ -26,10 +27,10 @@ class VisionModel:
     """The tower of one checkpoint on one device. One thread at a time may call it."""
 
     def __init__(self, tower: Any, device: torch.device, dtype: torch.dtype) -> None:
-        self._tower = tower
+        config = tower.config
+        self._layers = VisionLayers(tower)
         self._device = device
         self._dtype = dtype
-        config = tower.config
         self._merge_size = int(config.spatial_merge_size)
         self._hidden_size = int(config.out_hidden_size)
         self._levels = len(config.deepstack_visual_indexes)
@@ -55,16 +56,15 @@ class VisionModel:
     @torch.inference_mode()
     def encode(self, batch: Sequence[Patches]) -> list[FeatureBundle]:
         """One pass over all patches; see `VisionTower`."""
-        pixels = torch.cat([patches.pixel_values for patches in batch])
-        grids = [[patches.grid.t, patches.grid.h, patches.grid.w] for patches in batch]
-        output = self._tower(
-            pixels.to(self._device, self._dtype), grid_thw=torch.tensor(grids, device=self._device)
-        )
-        features = torch.cat([output.pooler_output, *output.deepstack_features], dim=-1).cpu()
-        counts = [patches.grid.token_count(self._merge_size) for patches in batch]
+        # Those of one size go side by side, where they look at themselves in one call.
+        order = sorted(range(len(batch)), key=lambda number: _frame_patches(batch[number].grid))
+        pixels = _joined([batch[number].pixel_values for number in order])
+        packed = Packed(tuple(batch[number].grid for number in order))
+        features = self._layers.forward(pixels.to(self._device, self._dtype), packed).cpu()
+        parts = torch.split(features, [grid.token_count(self._merge_size) for grid in packed.grids])
         # Copies, so that no item keeps the memory of its neighbours alive.
-        rows = [part.clone() for part in torch.split(features, counts)] if len(batch) > 1 else [features]
-        return [self._bundle(patches.grid, part) for patches, part in zip(batch, rows, strict=True)]
+        rows = dict(zip(order, (part.clone() if len(parts) > 1 else part for part in parts), strict=True))
+        return [self._bundle(patches.grid, rows[number]) for number, patches in enumerate(batch)]
 
     def namespace_fields(self) -> Iterator[tuple[str, str]]:
         """What decides the features that patches give, for the namespace of keys."""
@@ -79,6 +79,14 @@ class VisionModel:
             hidden_size=self._hidden_size,
             deepstack_levels=self._levels,
         )
+
+
+def _frame_patches(grid: Grid) -> int:
+    return grid.h * grid.w
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _tensors(

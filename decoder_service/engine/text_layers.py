@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import silu
 
 from decoder_service.engine.attention import PackedPlan, attend
-from decoder_service.engine.linear import FrozenLinear
+from shared.frozen_linear import FrozenLinear
 
 
 class TextLayer:
@@ -55,8 +55,8 @@ class _Attention:
         self._heads, self._kv_heads = (
             each.out_features // self._head_dim for each in (module.q_proj, module.k_proj)
         )
-        self._projection = FrozenLinear(module.q_proj, module.k_proj, module.v_proj)
-        self._out = FrozenLinear(module.o_proj)
+        self._projection = FrozenLinear.of(module.q_proj, module.k_proj, module.v_proj)
+        self._out = FrozenLinear.of(module.o_proj)
         weights = [
             module.q_norm.weight.expand(self._heads, -1),
             module.k_norm.weight.expand(self._kv_heads, -1),
@@ -79,8 +79,8 @@ class _Attention:
 
 class _Mlp:
     def __init__(self, module: Any) -> None:
-        self._projection = FrozenLinear(module.gate_proj, module.up_proj)
-        self._down = FrozenLinear(module.down_proj)
+        self._projection = FrozenLinear.of(module.gate_proj, module.up_proj)
+        self._down = FrozenLinear.of(module.down_proj)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         gate, up = self._projection.forward(hidden).chunk(2, dim=-1)

@@ -154,7 +154,8 @@ def test_a_pickle_under_a_valid_key_is_a_miss(
     marker = tmp_path / "ran"
     code = pickle.dumps(_Touch(str(marker)))
     for name in store.keys("lenspair:*"):
-        store.set(name, code, ex=60)
+        if not name.endswith(b":l"):  # the lease of the encoding above may not be given back yet
+            store.set(name, code, ex=60)
     with pytest.raises(FeatureNotFound):
         client.generate([Turn("user", (feature, "What colour is the circle?"))])
     assert _colour(client, _circle("red")) == "red"

@@ -35,6 +35,11 @@ def pictures(demo_preprocessor: ImagePreprocessor) -> list[Patches]:
     return [demo_preprocessor.patches(noise(*size, seed=seed), SETTINGS) for seed, size in enumerate(SIZES)]
 
 
+def _assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Both round each of some hundred operations; their distance to float64 is the same."""
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=3e-6 * float(theirs.abs().max()))
+
+
 @pytest.mark.parametrize("kind", ["dense", "moe", "moe_hub_layout"])
 def test_features_equal_those_of_the_whole_model(tmp_path: Path, pictures: list[Patches], kind: Kind) -> None:
     write_generated_checkpoint(tmp_path, kind)
@@ -46,9 +51,9 @@ def test_features_equal_those_of_the_whole_model(tmp_path: Path, pictures: list[
         reference = whole.model.get_image_features(pixels, grids)
     for index, bundle in enumerate(ours):
         main, *deepstack = bundle.levels()
-        torch.testing.assert_close(main, reference.pooler_output[index], rtol=0, atol=1e-6)
+        _assert_close(main, reference.pooler_output[index])
         for level, want in zip(deepstack, reference.deepstack_features, strict=True):
-            torch.testing.assert_close(level, want[index], rtol=0, atol=1e-6)
+            _assert_close(level, want[index])
 
 
 # G06, I48
