@@ -17,11 +17,9 @@ from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.tower import Patches
 from encoder_service.vision_model import VisionModel
 from shared.checkpoint import Placement, open_checkpoint
-from shared.features.key import EffectiveSettings
 
 EQUAL_PICTURES, EQUAL_SIDE = 16, 512
 MIXED_PICTURES, SHORTEST_SIDE, LONGEST_SIDE = 64, 64, 1024
-_AS_THEY_ARE = EffectiveSettings(do_resize=False)
 # Rows of a product that the ceiling tries; the best of them counts.
 _CEILING_ROWS = (1024, 4096)
 
@@ -141,4 +139,4 @@ def _patches(checkpoint: Path, sizes: Sequence[tuple[int, int]]) -> list[Patches
     preprocessor = ImagePreprocessor.open(checkpoint)
     rng = np.random.default_rng(0)
     noise = [rng.integers(0, 256, (height, width, 3), dtype=np.uint8) for width, height in sizes]
-    return [preprocessor.patches(Image.fromarray(each), _AS_THEY_ARE) for each in noise]
+    return [preprocessor.patches(Image.fromarray(each)) for each in noise]

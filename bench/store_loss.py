@@ -28,7 +28,6 @@ from encoder_service.tower import Patches
 from encoder_service.vision_model import VisionModel
 from shared.checkpoint import Checkpoint, Placement, open_checkpoint
 from shared.features.bundle import FeatureBundle
-from shared.features.key import EffectiveSettings
 from shared.features.manifest import StoreDtype
 
 PICTURE_KINDS = tuple(kind for kind in KINDS if kind not in CLIP_KINDS and kind != "text only")
@@ -90,7 +89,7 @@ def _questions(checkpoint: Checkpoint, examples: Sequence[Example]) -> Iterator[
     """The examples with the features of their pictures, as the tower gives them."""
     preprocessor = ImagePreprocessor.open(checkpoint.path)
     patches = [
-        preprocessor.patches(image, EffectiveSettings(do_resize=False))
+        preprocessor.patches(image)
         for example in tqdm(examples, desc="pictures", leave=False, disable=None)
         for image in as_conversation(example).images
     ]

@@ -8,11 +8,17 @@ import structlog
 import torch
 from PIL import Image
 
+from encoder_service.clip import ClipLimits
+from encoder_service.clip_preprocess import ClipPreprocessor
+from encoder_service.clip_settings import ClipPolicy
+from encoder_service.decoders import Decoders
 from encoder_service.hand_over import HandOver, HandOverMemory
 from encoder_service.intake import Intake
 from encoder_service.leading import Leading
-from encoder_service.media import MediaLimits, load_codecs
-from encoder_service.media_settings import PixelPolicy, RequestedSettings
+from encoder_service.media import MediaLimits
+from encoder_service.media_jobs import DecoderLimits
+from encoder_service.media_settings import PixelPolicy
+from encoder_service.policies import Policies
 from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.service import EncoderService
 from encoder_service.servicer import EncoderServicer
@@ -75,26 +81,39 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
     store = open_store(settings, checkpoint.fingerprint)
     leases = open_feature_leases(settings, settings.lease_seconds)
     placement = choose_placement(settings.device, settings.dtype, has_cuda=torch.cuda.is_available())
-    preprocessor = ImagePreprocessor.open(checkpoint.path)
-    policy = pixel_policy(settings, preprocessor)
+    images, clips = ImagePreprocessor.open(checkpoint.path), ClipPreprocessor.open(checkpoint.path)
+    policies = Policies(pixel_policy(settings, images), clip_policy(settings, images, clips))
     model = VisionModel.open(checkpoint, placement)
-    _warm_up(preprocessor, model, policy)
+    _warm_up(images, model)
     _log.info("model loaded", fingerprint=checkpoint.fingerprint, device=placement.device)
     worker = Worker(model, batch_limits(settings))
-    intake = Intake(
-        preprocessor,
-        media_limits(settings),
-        limit_pixels=policy.limit_max_pixels,
-        num_threads=settings.decode_threads,
+    limits = decoder_limits(settings)
+    decoders = Decoders(
+        limits,
+        num_processes=settings.decode_processes,
+        max_bytes=settings.decode_bytes,
+        timeout_seconds=settings.decode_seconds,
     )
-    fields = [("checkpoint", checkpoint.fingerprint), *preprocessor.namespace_fields()]
+    intake = Intake(
+        images,
+        clips,
+        policies.clip,
+        decoders,
+        limits.media,
+        limit_pixels=policies.picture.limit_max_pixels,
+    )
+    fields = [
+        ("checkpoint", checkpoint.fingerprint),
+        *images.namespace_fields(),
+        *clips.namespace_fields(),
+    ]
     offers = hand_over(settings, open_codec(settings, checkpoint.fingerprint))
     stored_as = stored_dtype(settings.store_dtype, placement.dtype)
     service = EncoderService(
         store=store,
         intake=intake,
         worker=worker,
-        policy=policy,
+        policies=policies,
         namespace=namespace([*fields, *model.namespace_fields(), ("stored_dtype", stored_as)]),
         hand_over=offers,
         leading=Leading(leases),
@@ -128,11 +147,37 @@ def pixel_policy(settings: EncoderSettings, preprocessor: ImagePreprocessor) -> 
     )
 
 
-def media_limits(settings: EncoderSettings) -> MediaLimits:
-    return MediaLimits(
-        max_bytes=settings.max_media_bytes,
-        max_pixels=settings.max_source_pixels,
-        max_side=settings.max_source_side,
+def clip_policy(settings: EncoderSettings, images: ImagePreprocessor, clips: ClipPreprocessor) -> ClipPolicy:
+    low, total = clips.pixel_budget
+    limit = settings.limit_max_pixels or images.pixel_budget[1]
+    most_total = settings.limit_total_pixels or total
+    min_frames, max_frames = clips.frame_limits
+    return ClipPolicy(
+        default_min_pixels=min(low, limit),
+        default_max_pixels=min(clips.frame_tokens * clips.factor**2, limit),
+        limit_max_pixels=limit,
+        default_total_pixels=min(total, most_total),
+        limit_total_pixels=most_total,
+        default_fps=settings.default_fps,
+        min_frames=min_frames,
+        max_frames=min(max_frames, settings.max_clip_frames),
+        factor=clips.factor,
+    )
+
+
+def decoder_limits(settings: EncoderSettings) -> DecoderLimits:
+    return DecoderLimits(
+        MediaLimits(
+            max_bytes=settings.max_media_bytes,
+            max_pixels=settings.max_source_pixels,
+            max_side=settings.max_source_side,
+        ),
+        ClipLimits(
+            max_pixels=settings.max_source_pixels,
+            max_side=settings.max_source_side,
+            max_seconds=settings.max_clip_seconds,
+            max_frames=settings.max_clip_source_frames,
+        ),
     )
 
 
@@ -146,8 +191,6 @@ def batch_limits(settings: EncoderSettings) -> BatchLimits:
     )
 
 
-def _warm_up(preprocessor: ImagePreprocessor, model: VisionModel, policy: PixelPolicy) -> None:
+def _warm_up(images: ImagePreprocessor, model: VisionModel) -> None:
     """Sends one picture through, so that no caller pays for what is made on first use."""
-    load_codecs()
-    picture = Image.new("RGB", (64, 64))
-    model.encode([preprocessor.patches(picture, policy.resolve(RequestedSettings()))])
+    model.encode([images.patches(Image.new("RGB", (64, 64)))])

@@ -84,33 +84,33 @@ class PixelPolicy:
         ):
             if value is not None and value > limit:
                 message = f"{name} {value} is above the server's limit of {limit}"
-                raise _refusal(requested, name, message, limit=str(limit))
+                raise refusal(requested, name, message, limit=str(limit))
 
 
 def _refuse_clip_settings(requested: RequestedSettings) -> None:
     for name in ("total_pixels", "fps", "num_frames"):
         if getattr(requested, name) is not None:
-            raise _refusal(requested, name, f"{name} is for clips, not for pictures")
+            raise refusal(requested, name, f"{name} is for clips, not for pictures")
 
 
 def _refuse_non_positive(requested: RequestedSettings) -> None:
     for name in ("min_pixels", "max_pixels"):
         value = getattr(requested, name)
         if value is not None and value <= 0:
-            raise _refusal(requested, name, f"{name} must be above 0, not {value}")
+            raise refusal(requested, name, f"{name} must be above 0, not {value}")
 
 
 def _refuse_budgets(requested: RequestedSettings) -> None:
     for name in ("min_pixels", "max_pixels"):
         if getattr(requested, name) is not None:
-            raise _refusal(requested, name, f"{name} means nothing when do_resize is false")
+            raise refusal(requested, name, f"{name} means nothing when do_resize is false")
 
 
 def _refuse_reversed(low: int, high: int, requested: RequestedSettings) -> None:
     if low <= high:
         return
     source = {True: "the server's default", False: "of the request"}
-    raise _refusal(
+    raise refusal(
         requested,
         "max_pixels" if requested.min_pixels is None else "min_pixels",
         f"min_pixels {low} ({source[requested.min_pixels is None]}) is above "
@@ -120,5 +120,6 @@ def _refuse_reversed(low: int, high: int, requested: RequestedSettings) -> None:
     )
 
 
-def _refusal(requested: RequestedSettings, name: str, message: str, **metadata: str) -> InvalidMediaSettings:
+def refusal(requested: RequestedSettings, name: str, message: str, **metadata: str) -> InvalidMediaSettings:
+    """The error that names a setting of a request."""
     return InvalidMediaSettings(message, field=f"{requested.field}.{name}", **metadata)

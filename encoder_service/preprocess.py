@@ -1,8 +1,8 @@
 """RGB picture → patches and grid, with the checkpoint's own processor.
 
-The recipe, which the reference of `make verify` shares: one bicubic resize by Pillow to the size that
-qwen-vl-utils finds, then the Hugging Face image processor without a resize of its own. The torchvision
-backend is pinned: the other one computes other pixels.
+The recipe, which the reference of `make verify` shares: one bicubic resize by Pillow (where the picture is
+decoded) to the size that qwen-vl-utils finds, then the Hugging Face image processor without one of its own.
+The torchvision backend is pinned: the other one computes other pixels.
 """
 
 import json
@@ -34,7 +34,7 @@ _PROCESSOR_VALUES = (
     "rescale_factor",
     "temporal_patch_size",
 )
-_LIBRARIES = ("transformers", "torch", "torchvision", "pillow", "qwen-vl-utils")
+_LIBRARIES = ("transformers", "torch", "torchvision", "pillow", "av", "qwen-vl-utils")
 
 
 class ImagePreprocessor:
@@ -56,10 +56,10 @@ class ImagePreprocessor:
         size = self._processor.size
         return int(size["shortest_edge"]), int(size["longest_edge"])
 
-    def count_patches(
+    def target_size(
         self, width: int, height: int, settings: EffectiveSettings, *, limit_pixels: int
-    ) -> int:
-        """How many patches a picture of this size will have; all that can be refused is refused here.
+    ) -> tuple[int, int]:
+        """(width, height) that a picture is resized to; all that can be refused is refused here.
 
         Raises:
             InvalidMedia: do_resize is false and a side is no multiple of the patch-merge size.
@@ -67,15 +67,24 @@ class ImagePreprocessor:
         """
         if not settings.do_resize:
             self._check_final_size(width, height, limit_pixels)
-        width, height = self._target_size(width, height, settings)
-        return (width // self._patch_size) * (height // self._patch_size)
+            return width, height
+        new_height, new_width = smart_resize(
+            height,
+            width,
+            factor=self._factor,
+            min_pixels=settings.min_pixels,
+            max_pixels=settings.max_pixels,
+        )
+        # A long strip within a small budget would come out with no rows at all.
+        return max(new_width, self._factor), max(new_height, self._factor)
 
-    def patches(self, image: Image.Image, settings: EffectiveSettings) -> Patches:
-        """The patches of an RGB picture that `count_patches` has accepted."""
+    def grid(self, size: tuple[int, int]) -> Grid:
+        """The patch grid of a picture of this final size."""
+        return Grid(1, size[1] // self._patch_size, size[0] // self._patch_size)
+
+    def patches(self, image: Image.Image) -> Patches:
+        """The patches of an RGB picture of its final size."""
         assert image.mode == "RGB"
-        size = self._target_size(*image.size, settings)
-        if size != image.size:
-            image = image.resize(size, Image.Resampling.BICUBIC)
         features = self._processor(
             images=image,
             do_resize=False,
@@ -95,19 +104,6 @@ class ImagePreprocessor:
         yield "resize", "pillow-bicubic-once"
         for library in _LIBRARIES:
             yield f"version:{library}", version(library)
-
-    def _target_size(self, width: int, height: int, settings: EffectiveSettings) -> tuple[int, int]:
-        if not settings.do_resize:
-            return width, height
-        new_height, new_width = smart_resize(
-            height,
-            width,
-            factor=self._factor,
-            min_pixels=settings.min_pixels,
-            max_pixels=settings.max_pixels,
-        )
-        # A long strip within a small budget would come out with no rows at all.
-        return max(new_width, self._factor), max(new_height, self._factor)
 
     def _check_final_size(self, width: int, height: int, limit_pixels: int) -> None:
         if width % self._factor or height % self._factor:

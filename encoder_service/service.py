@@ -1,4 +1,4 @@
-"""The use case: make sure that a picture's features are in the store, and say where.
+"""The use case: make sure that the features of a picture or clip are in the store, and say where.
 
 The key is found and looked up before a single pixel is decoded. What nobody has yet is computed once,
 however many ask for it at the same time.
@@ -14,15 +14,17 @@ from functools import partial
 
 from encoder_service import metrics
 from encoder_service.hand_over import HandOver, StoreProblem
-from encoder_service.intake import Intake
+from encoder_service.intake import Content, Intake
 from encoder_service.leading import Leading, Turn
-from encoder_service.media_settings import PixelPolicy, RequestedSettings
+from encoder_service.media_settings import RequestedSettings
+from encoder_service.policies import Policies
+from encoder_service.sampling import patch_times
 from encoder_service.tally import Kind, TenantTally
 from encoder_service.worker import Worker
 from shared.batching import Claim
 from shared.errors import DeadlineExceeded, StoreFull, StoreUnavailable
 from shared.features.bundle import FeatureBundle
-from shared.features.key import EffectiveSettings, FeatureKey, Modality, media_digest
+from shared.features.key import EffectiveSettings, FeatureKey, Modality, frames_digest, media_digest
 from shared.for_each import for_each
 from shared.single_flight import SingleFlight, Work
 from shared.store.store import FeatureStore, StoredFeature
@@ -44,25 +46,38 @@ _KINDS: dict[Outcome, Kind] = {Outcome.HIT: "hit", Outcome.ENCODED: "encoded", O
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """One picture to encode. `tenant` is a key part; `deadline` is on the clock of the service.
+class Medium:
+    """One picture or clip to encode. `tenant` is a key part; `deadline` is on the clock of the service.
 
     `allow_hand_over`: the caller takes a source in place of a stored feature.
     """
 
     tenant: str
-    data: bytes
+    content: Content
     settings: RequestedSettings
     deadline: float
     allow_hand_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class PictureQuery:
-    """A picture by the SHA-256 of its bytes."""
+class Digests:
+    """What identifies the content of a picture or clip: the SHA-256 of its file.
+
+    Of a clip that is a list of frames, those of the frames, and their times in seconds.
+    """
+
+    modality: Modality
+    sha256: bytes = b""
+    frames: tuple[bytes, ...] = ()
+    times: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MediumQuery:
+    """A picture or clip by its digests."""
 
     tenant: str
-    sha256: bytes
+    digests: Digests
     settings: RequestedSettings
 
 
@@ -103,7 +118,7 @@ class EncoderService:
         store: FeatureStore,
         intake: Intake,
         worker: Worker,
-        policy: PixelPolicy,
+        policies: Policies,
         namespace: str,
         hand_over: HandOver,
         leading: Leading,
@@ -112,7 +127,7 @@ class EncoderService:
         self._store = store
         self._intake = intake
         self._worker = worker
-        self._policy = policy
+        self._policies = policies
         self._namespace = namespace
         self._hand_over = hand_over
         self._leading = leading
@@ -124,56 +139,55 @@ class EncoderService:
         """The point in time so many seconds from now, as `Picture.deadline` wants it."""
         return self._clock() + seconds
 
-    def check_announced(self, size_bytes: int, settings: RequestedSettings) -> None:
-        """Refuses a picture by what is declared of it, before its bytes are sent.
+    def check_announced(self, size_bytes: int, modality: Modality, settings: RequestedSettings) -> None:
+        """Refuses a picture or clip by what is declared of it, before its bytes are sent.
 
         Raises:
             MediaTooLarge: it is above the limit.
             InvalidMediaSettings: its settings can't be used.
         """
         self._intake.check_size(size_bytes)
-        self._policy.resolve(settings)
+        self._policies.resolve(settings, modality, is_list=False)
 
-    async def encode(self, picture: Picture) -> Encoded:
-        """Finds the features of a picture, or computes and stores them.
+    async def encode(self, medium: Medium) -> Encoded:
+        """Finds the features of a picture or clip, or computes and stores them.
 
         Raises:
-            InvalidMedia, MediaTooLarge, InvalidMediaSettings: the picture or its settings can't be used.
+            InvalidMedia, MediaTooLarge, InvalidMediaSettings: the media or their settings can't be used.
             QueueFull: too much waits already.
             StoreUnavailable, StoreFull: the store does not answer, or takes no more, and the features can't
                 be handed over.
             DeadlineExceeded: the deadline has passed.
         """
-        self._intake.check_size(len(picture.data))
-        settings = self._policy.resolve(picture.settings)
-        metrics.MEDIA_BYTES.observe(len(picture.data))
+        content = medium.content
+        self._intake.check_size(content.size_bytes)
+        settings = self._policies.resolve(medium.settings, content.modality, is_list=bool(content.frames))
+        metrics.MEDIA_BYTES.observe(content.size_bytes)
         with metrics.stage("digest"):
-            sha256 = await _sha256(picture.data)
-        key = self._key(picture.tenant, sha256, settings)
+            digests = await _digests(content)
+        key = self._key(medium.tenant, digests, settings)
 
         async def work(claim: Claim) -> _Found:
-            return await self._find_or_make(key, picture.data, settings, claim)
+            return await self._find_or_make(key, content, settings, claim)
 
-        with self._hand_over.allowed(key, by_caller=picture.allow_hand_over):
-            found = await self._fly(key, picture.deadline, work)
-        if found.problem is not None and not picture.allow_hand_over:
+        with self._hand_over.allowed(key, by_caller=medium.allow_hand_over):
+            found = await self._fly(key, medium.deadline, work)
+        if found.problem is not None and not medium.allow_hand_over:
             raise found.problem
         metrics.count_feature(
             found.outcome.name.lower(), found.feature.manifest.token_count, is_offered=bool(found.source)
         )
-        self.tally.count(picture.tenant, _KINDS[found.outcome])
+        self.tally.count(medium.tenant, _KINDS[found.outcome])
         return Encoded(found.feature, found.outcome, settings, found.source)
 
-    async def look_up(self, queries: Sequence[PictureQuery]) -> list[StoredFeature | None]:
-        """What the store has of these pictures, in their order; computes nothing.
+    async def look_up(self, queries: Sequence[MediumQuery]) -> list[StoredFeature | None]:
+        """What the store has of these media, in their order; computes nothing.
 
         Raises:
             InvalidMediaSettings: the settings of a query can't be used.
             StoreUnavailable: the store does not answer.
         """
-        keys = [
-            self._key(query.tenant, query.sha256, self._policy.resolve(query.settings)) for query in queries
-        ]
+        keys = [self._key_of(query) for query in queries]
         with metrics.stage("lookup"):
             found = await for_each(keys, self._store.look_up, at_once=_LOOKUPS_AT_ONCE)
         for key, feature in zip(keys, found, strict=True):
@@ -204,7 +218,7 @@ class EncoderService:
         return found
 
     async def _find_or_make(
-        self, key: FeatureKey, data: bytes, settings: EffectiveSettings, claim: Claim
+        self, key: FeatureKey, content: Content, settings: EffectiveSettings, claim: Claim
     ) -> _Found:
         async with self._leading.turn(key) as turn:
             problem: StoreProblem | None = None
@@ -219,7 +233,7 @@ class EncoderService:
                 return found
             kept = self._hand_over.find(key)
             outcome = Outcome.ENCODED if kept is None else Outcome.HIT
-            bundle = await self._make(data, settings, claim) if kept is None else kept
+            bundle = await self._make(content, settings, claim) if kept is None else kept
             return await self._store_or_offer(key, bundle, outcome, problem)
 
     async def _find(self, key: FeatureKey, turn: Turn) -> _Found | None:
@@ -233,11 +247,22 @@ class EncoderService:
         with metrics.stage("lookup"):
             return await self._store.look_up(key)
 
-    async def _make(self, data: bytes, settings: EffectiveSettings, claim: Claim) -> FeatureBundle:
-        num_patches = await self._intake.count_patches(data, settings)
-        with self._worker.place(num_patches):
-            patches = await self._intake.patches(data, settings)
-        return await self._worker.encode(self._worker.submit(patches, claim))
+    async def _make(self, content: Content, settings: EffectiveSettings, claim: Claim) -> FeatureBundle:
+        """A clip goes through the tower some temporal patches at a time, so that others get their turns."""
+        survey = await self._intake.survey(content, settings)
+        grid = survey.grid
+        most = self._worker.max_batch_patches
+        with self._worker.place(min(grid.t * grid.h * grid.w, most)):
+            frames = await self._intake.decode(survey)
+            first, *others = self._intake.slices(frames, most)
+            patches = await self._intake.patches(first, content.modality)
+        parts = [await self._worker.encode(self._worker.submit(patches, claim))]
+        if content.modality is Modality.IMAGE:
+            return parts[0]
+        for each in others:
+            patches = await self._intake.patches(each, content.modality)
+            parts.append(await self._worker.encode(self._worker.submit(patches, claim)))
+        return await asyncio.to_thread(FeatureBundle.of_clip, parts, patch_times(frames.times))
 
     async def _store_or_offer(
         self, key: FeatureKey, bundle: FeatureBundle, outcome: Outcome, problem: StoreProblem | None
@@ -254,11 +279,27 @@ class EncoderService:
         feature, source = await self._hand_over.offer(key, bundle, problem)
         return _Found(feature, outcome, source, problem)
 
-    def _key(self, tenant: str, sha256: bytes, settings: EffectiveSettings) -> FeatureKey:
-        return FeatureKey(tenant, self._namespace, media_digest(Modality.IMAGE, sha256, settings))
+    def _key_of(self, query: MediumQuery) -> FeatureKey:
+        digests = query.digests
+        settings = self._policies.resolve(query.settings, digests.modality, is_list=bool(digests.frames))
+        return self._key(query.tenant, digests, settings)
+
+    def _key(self, tenant: str, digests: Digests, settings: EffectiveSettings) -> FeatureKey:
+        if digests.frames:
+            digest = frames_digest(digests.frames, digests.times, settings)
+        else:
+            digest = media_digest(digests.modality, digests.sha256, settings)
+        return FeatureKey(tenant, self._namespace, digest)
 
 
-async def _sha256(data: bytes) -> bytes:
-    if len(data) <= _HASH_INLINE_BYTES:
-        return hashlib.sha256(data).digest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+async def _digests(content: Content) -> Digests:
+    if content.size_bytes <= _HASH_INLINE_BYTES:
+        return _digests_of(content)
+    return await asyncio.to_thread(_digests_of, content)
+
+
+def _digests_of(content: Content) -> Digests:
+    if content.frames:
+        frames = tuple(hashlib.sha256(frame).digest() for frame in content.frames)
+        return Digests(content.modality, frames=frames, times=content.times)
+    return Digests(content.modality, hashlib.sha256(content.data).digest())

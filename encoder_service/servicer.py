@@ -7,11 +7,12 @@ from typing import Any
 import grpc.aio
 
 from encoder_service import messages, stored_messages
+from encoder_service.intake import Content
 from encoder_service.media_settings import RequestedSettings
-from encoder_service.service import EncoderService, Picture
+from encoder_service.service import EncoderService, Medium
 from encoder_service.stored_features import StoredFeatures
 from shared.errors import InvalidRequest
-from shared.features.key import FeatureKey
+from shared.features.key import FeatureKey, Modality
 from shared.pb.lenspair.encoder.v1 import encoder_pb2 as pb
 from shared.pb.lenspair.encoder.v1 import encoder_pb2_grpc as pb_grpc
 from shared.rpc.deadline import remaining_seconds
@@ -37,11 +38,11 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
     async def Encode(  # noqa: N802  the name in the contract
         self, request: pb.EncodeRequest, context: Context
     ) -> pb.EncodeResponse:
-        data = messages.picture_bytes(request)
+        content = messages.content(request)
         messages.refuse_near_match(request, "near_match")
         settings = messages.requested_settings(request.settings, "settings")
-        picture = self._picture(data, settings, context, allow_hand_over=request.allow_hand_over)
-        encoded = await self._service.encode(picture)
+        medium = self._medium(content, settings, context, allow_hand_over=request.allow_hand_over)
+        encoded = await self._service.encode(medium)
         return pb.EncodeResponse(**messages.answer_fields(encoded))
 
     async def StreamEncode(  # noqa: N802  the name in the contract
@@ -49,16 +50,17 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
     ) -> pb.StreamEncodeResponse:
         header = await _header(request_iterator)
         settings = messages.requested_settings(header.settings, "header.settings")
-        self._service.check_announced(header.size_bytes, settings)
-        data = await _body(request_iterator, header.size_bytes)
-        picture = self._picture(data, settings, context, allow_hand_over=header.allow_hand_over)
-        encoded = await self._service.encode(picture)
+        modality = Modality(header.modality)
+        self._service.check_announced(header.size_bytes, modality, settings)
+        content = Content(modality, await _body(request_iterator, header.size_bytes))
+        medium = self._medium(content, settings, context, allow_hand_over=header.allow_hand_over)
+        encoded = await self._service.encode(medium)
         return pb.StreamEncodeResponse(**messages.answer_fields(encoded))
 
     async def LookupFeatures(  # noqa: N802  the name in the contract
         self, request: pb.LookupFeaturesRequest, context: Context
     ) -> pb.LookupFeaturesResponse:
-        queries = messages.picture_queries(request, tenant_of(context))
+        queries = messages.medium_queries(request, tenant_of(context))
         found = await self._service.look_up(queries)
         refs = [None if feature is None else messages.feature_ref(feature) for feature in found]
         return pb.LookupFeaturesResponse(results=[pb.LookupResult(feature=ref) for ref in refs])
@@ -100,18 +102,18 @@ class EncoderServicer(pb_grpc.EncoderServiceServicer):
             for piece in pieces:
                 yield pb.FetchFeaturesResponse(piece=piece)
 
-    def _picture(
-        self, data: bytes, settings: RequestedSettings, context: Context, *, allow_hand_over: bool
-    ) -> Picture:
+    def _medium(
+        self, content: Content, settings: RequestedSettings, context: Context, *, allow_hand_over: bool
+    ) -> Medium:
         deadline = self._service.deadline_in(remaining_seconds(context))
-        return Picture(tenant_of(context), data, settings, deadline, allow_hand_over)
+        return Medium(tenant_of(context), content, settings, deadline, allow_hand_over)
 
 
 async def _header(requests: AsyncIterator[pb.StreamEncodeRequest]) -> pb.StreamEncodeHeader:
     first = await anext(aiter(requests), None)
     if first is None or first.WhichOneof("message") != "header":
         raise InvalidRequest("the first message must be the header", field="header")
-    messages.check_modality(first.header.modality, "header.modality")
+    messages.known_modality(first.header.modality, "header.modality")
     messages.refuse_near_match(first.header, "header.near_match")
     if first.header.size_bytes < 1:
         raise InvalidRequest("size_bytes must be above 0", field="header.size_bytes")

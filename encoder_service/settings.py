@@ -40,7 +40,34 @@ class EncoderSettings(SharedSettings):
     max_source_side: int = Field(
         default=32_768, ge=1, description="Longest side of a picture before resizing, by its header."
     )
-    decode_threads: int = Field(default=2, ge=1, description="Pictures that are decoded at the same time.")
+    limit_total_pixels: int | None = Field(
+        default=None,
+        ge=1,
+        description="Highest total_pixels of a clip that a request may set, and the default; unset: the "
+        "checkpoint's own.",
+    )
+    default_fps: float = Field(
+        default=2.0,
+        gt=0,
+        le=240,
+        description="Frames per second of clips whose requests set neither fps nor num_frames.",
+    )
+    max_clip_frames: int = Field(default=768, ge=1, description="Most frames of a clip that are looked at.")
+    max_clip_source_frames: int = Field(
+        default=100_000, ge=1, description="Most frames of a clip's file, looked at or not."
+    )
+    max_clip_seconds: float = Field(default=3600.0, gt=0, description="Longest clip.")
+    decode_processes: int = Field(
+        default=2, ge=1, description="Processes that decode media, one picture or clip each at a time."
+    )
+    decode_bytes: int = Field(
+        default=1024 * 1024 * 1024,
+        ge=64 * 1024 * 1024,
+        description="Most memory that decoding one picture or clip may take, beyond its process' own.",
+    )
+    decode_seconds: int = Field(
+        default=60, ge=1, description="Longest time that decoding one picture or clip may take."
+    )
 
     max_batch_patches: int = Field(
         default=4096,

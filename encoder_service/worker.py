@@ -50,6 +50,7 @@ class Worker:
     ) -> None:
         self._tower = tower
         self._batcher: Batcher[_Job] = Batcher(limits)
+        self.max_batch_patches = limits.max_batch_cost
         self._clock = clock
         self._arrived = asyncio.Event()
         self._model_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tower")

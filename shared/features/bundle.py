@@ -1,6 +1,7 @@
 """The tensors of one picture or clip as one value; knows neither their maker nor their keeper."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,16 @@ class FeatureBundle:
         assert rows > 0
         assert self.tensor.is_contiguous()
         assert self.tensor.device.type == "cpu"
+
+    @classmethod
+    def of_clip(cls, parts: "Sequence[FeatureBundle]", timestamps: tuple[float, ...]) -> "FeatureBundle":
+        """A clip of features that were computed some temporal patches at a time."""
+        first = parts[0]
+        grid = Grid(sum(part.grid.t for part in parts), first.grid.h, first.grid.w)
+        tensor = first.tensor if len(parts) == 1 else torch.cat([part.tensor for part in parts])
+        return cls(
+            Modality.VIDEO, grid, tensor, first.hidden_size, first.deepstack_levels, timestamps=timestamps
+        )
 
     @property
     def token_count(self) -> int:

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from encoder_service.media import MediaLimits
+from encoder_service.preprocess import ImagePreprocessor
+from encoder_service.tower import Patches
+from shared.features.key import EffectiveSettings
 
 LIMITS = MediaLimits(max_bytes=8 * 1024 * 1024, max_pixels=64_000_000, max_side=32_768)
 
@@ -65,3 +68,9 @@ def hub_like(directory: Path, **changes: Any) -> Path:
 
 def _png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def patches(preprocessor: ImagePreprocessor, image: Image.Image, settings: EffectiveSettings) -> Patches:
+    """As the encoder makes them of a picture: resized once, where it is decoded, and cut."""
+    size = preprocessor.target_size(*image.size, settings, limit_pixels=image.width * image.height)
+    return preprocessor.patches(image.resize(size, Image.Resampling.BICUBIC))

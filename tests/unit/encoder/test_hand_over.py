@@ -12,7 +12,7 @@ import pytest
 
 from encoder_service.hand_over import PIECE_BYTES, HandOver, HandOverMemory, HeldFeature
 from encoder_service.preprocess import ImagePreprocessor
-from encoder_service.service import Encoded, Outcome, Picture
+from encoder_service.service import Encoded, Medium, Outcome
 from shared.errors import FeatureNotFound, LenspairError, StoreFull, StoreUnavailable
 from shared.features.bundle import FeatureBundle
 from shared.features.codec import EncodedRecord, FeatureCodec
@@ -220,7 +220,7 @@ async def encoder(
         yield harness
 
 
-def allowing(colour: str = "red", *, tenant: str = TENANT) -> Picture:
+def allowing(colour: str = "red", *, tenant: str = TENANT) -> Medium:
     return replace(picture(solid(colour), tenant=tenant), allow_hand_over=True)
 
 

@@ -12,14 +12,14 @@ from encoder_service.preprocess import ImagePreprocessor
 from shared.errors import InvalidMedia, MediaTooLarge
 from shared.features.grid import Grid
 from shared.features.key import EffectiveSettings
-from tests.unit.encoder.samples import hub_like, noise
+from tests.unit.encoder.samples import hub_like, noise, patches_of
 
 HUB = EffectiveSettings(do_resize=True, min_pixels=65_536, max_pixels=16_777_216)
 FINAL = EffectiveSettings(do_resize=False)
 
 
 def grid_of(preprocessor: ImagePreprocessor, size: tuple[int, int], settings: EffectiveSettings) -> Grid:
-    return preprocessor.patches(Image.new("RGB", size), settings).grid
+    return patches_of(preprocessor, Image.new("RGB", size), settings).grid
 
 
 @pytest.mark.parametrize("size", [(96, 64), (100, 50), (333, 217), (640, 480), (3, 500), (1, 1)])
@@ -34,7 +34,7 @@ def test_pixels_equal_the_recipe_written_out(
         patch_size=16, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5], do_resize=False
     )
     want = processor(images=resized, return_tensors="pt")
-    got = hub_preprocessor.patches(picture, HUB)
+    got = patches_of(hub_preprocessor, picture, HUB)
     assert torch.equal(got.pixel_values, want["pixel_values"])
     assert [got.grid.t, got.grid.h, got.grid.w] == want["image_grid_thw"][0].tolist()
 
@@ -56,7 +56,8 @@ def test_small_and_narrow_pictures_have_the_grid_of_their_size(
     hub_preprocessor: ImagePreprocessor, size: tuple[int, int], want: Grid
 ) -> None:
     assert grid_of(hub_preprocessor, size, HUB) == want
-    assert hub_preprocessor.count_patches(*size, HUB, limit_pixels=0) == want.h * want.w
+    target = hub_preprocessor.target_size(*size, HUB, limit_pixels=0)
+    assert hub_preprocessor.grid(target) == want
 
 
 # I15
@@ -88,9 +89,9 @@ def test_pictures_of_final_size_stay_as_they_are(hub_preprocessor: ImagePreproce
     assert grid_of(hub_preprocessor, (64, 32), FINAL) == Grid(1, 2, 4)
     for width, height in ((65, 32), (64, 33)):
         with pytest.raises(InvalidMedia, match="multiples of 32"):
-            hub_preprocessor.count_patches(width, height, FINAL, limit_pixels=10_000)
+            hub_preprocessor.target_size(width, height, FINAL, limit_pixels=10_000)
     with pytest.raises(MediaTooLarge, match="2047"):
-        hub_preprocessor.count_patches(64, 32, FINAL, limit_pixels=2047)
+        hub_preprocessor.target_size(64, 32, FINAL, limit_pixels=2047)
 
 
 # C30

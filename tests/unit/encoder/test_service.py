@@ -11,7 +11,7 @@ from PIL import Image
 
 from encoder_service.media_settings import RequestedSettings
 from encoder_service.preprocess import ImagePreprocessor
-from encoder_service.service import Encoded, Outcome, PictureQuery
+from encoder_service.service import Digests, Encoded, MediumQuery, Outcome
 from encoder_service.tower import Patches
 from shared.errors import (
     DeadlineExceeded,
@@ -21,7 +21,7 @@ from shared.errors import (
     MediaTooLarge,
     QueueFull,
 )
-from shared.features.key import tenant_tag
+from shared.features.key import Modality, tenant_tag
 from tests.unit.encoder.harness import TENANT, Harness, a_store, an_encoder, picture
 from tests.unit.encoder.samples import declared_png, encoded, noise, solid
 
@@ -260,10 +260,10 @@ async def test_look_up_finds_without_bytes(demo_preprocessor: ImagePreprocessor)
         spelt_out = RequestedSettings(max_pixels=65_536)
         found = await harness.service.look_up(
             [
-                PictureQuery(TENANT, sha256, spelt_out),
-                PictureQuery(TENANT, sha256, RequestedSettings(max_pixels=9000)),
-                PictureQuery(tenant_tag("another"), sha256, RequestedSettings()),
-                PictureQuery(TENANT, bytes(32), RequestedSettings()),
+                MediumQuery(TENANT, Digests(Modality.IMAGE, sha256), spelt_out),
+                MediumQuery(TENANT, Digests(Modality.IMAGE, sha256), RequestedSettings(max_pixels=9000)),
+                MediumQuery(tenant_tag("another"), Digests(Modality.IMAGE, sha256), RequestedSettings()),
+                MediumQuery(TENANT, Digests(Modality.IMAGE, bytes(32)), RequestedSettings()),
             ]
         )
     assert [one is not None for one in found] == [True, False, False, False]

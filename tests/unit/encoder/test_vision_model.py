@@ -13,7 +13,7 @@ from encoder_service.tower import Patches
 from encoder_service.vision_model import VisionModel
 from shared.checkpoint import Placement, open_checkpoint
 from shared.features.key import EffectiveSettings
-from tests.unit.encoder.samples import noise
+from tests.unit.encoder.samples import noise, patches_of
 
 CPU = Placement("cpu", "float32")
 SETTINGS = EffectiveSettings(do_resize=True, min_pixels=4096, max_pixels=65_536)
@@ -32,7 +32,7 @@ def model(checkpoint: Path) -> VisionModel:
 
 @pytest.fixture(scope="module")
 def pictures(demo_preprocessor: ImagePreprocessor) -> list[Patches]:
-    return [demo_preprocessor.patches(noise(*size, seed=seed), SETTINGS) for seed, size in enumerate(SIZES)]
+    return [patches_of(demo_preprocessor, noise(*size, seed=seed), SETTINGS) for seed, size in enumerate(SIZES)]
 
 
 def _assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
