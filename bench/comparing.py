@@ -58,6 +58,11 @@ def _first_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int | N
 
 
 def _largest_difference(ours: dict[int, float], theirs: dict[int, float]) -> float:
-    """Over all tokens in either list; one that a list lacks counts with that list's smallest value."""
+    """Over all tokens in either list; one that a list lacks counts with that list's smallest value.
+
+    An answer that ends at once has no first token of ours to compare: its end is compared as a token.
+    """
+    if not ours:
+        return 0.0
     floor_ours, floor_theirs = min(ours.values()), min(theirs.values())
     return max(abs(ours.get(token, floor_ours) - theirs.get(token, floor_theirs)) for token in ours | theirs)

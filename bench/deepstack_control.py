@@ -23,7 +23,7 @@ async def zero_each_level(
     expected: Sequence[ReferenceAnswer],
 ) -> tuple[int, ...]:
     """For each DeepStack level: how many of the requests fail while the store holds zeros in it."""
-    keys = {await client.encode(image) for request in requests for image in request.images}
+    keys = {await client.encode(medium) for request in requests for medium in request.media}
     differing: list[int] = []
     stored = await StoredLevels.read(store, keys)
     for level in range(stored.count):

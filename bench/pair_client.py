@@ -11,7 +11,7 @@ from typing import Self
 import grpc
 
 from bench.reference import END
-from bench.requests import VerifyRequest
+from bench.requests import FrameClip, Medium, VerifyRequest
 from shared.pb.lenspair.decoder.v1 import decoder_pb2, decoder_pb2_grpc
 from shared.pb.lenspair.encoder.v1 import encoder_pb2, encoder_pb2_grpc
 
@@ -44,9 +44,13 @@ class PairClient:
         for channel in self._channels:
             await channel.close()
 
-    async def encode(self, image: bytes, deadline_seconds: float = DEADLINE_SECONDS) -> str:
-        """The feature key of a picture."""
-        media = encoder_pb2.Media(modality=encoder_pb2.MODALITY_IMAGE, data=image)
+    async def encode(self, medium: Medium, deadline_seconds: float = DEADLINE_SECONDS) -> str:
+        """The feature key of a picture or clip."""
+        if isinstance(medium, FrameClip):
+            frames = encoder_pb2.FrameList(frames=medium.frames, fps=medium.fps)
+            media = encoder_pb2.Media(modality=encoder_pb2.MODALITY_VIDEO, frames=frames)
+        else:
+            media = encoder_pb2.Media(modality=encoder_pb2.MODALITY_IMAGE, data=medium)
         request = encoder_pb2.EncodeRequest(media=media)
         response = await self._encoder.Encode(request, timeout=deadline_seconds)
         return str(response.feature.key)
@@ -62,7 +66,7 @@ class PairClient:
 
         Each call has the deadline. Raises grpc.aio.AioRpcError.
         """
-        keys = await asyncio.gather(*(self.encode(image, deadline_seconds) for image in request.images))
+        keys = await asyncio.gather(*(self.encode(each, deadline_seconds) for each in request.media))
         task = decoder_pb2.GenerationTask(
             turns=_turns(keys, request),
             max_output_tokens=request.max_output_tokens,

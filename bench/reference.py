@@ -5,16 +5,19 @@ resize again. One request at a time, greedy, float32.
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
-from qwen_vl_utils import process_vision_info
+from qwen_vl_utils.vision_process import fetch_image
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.video_utils import VideoMetadata
 
-from bench.requests import VerifyRequest
+from bench.requests import FrameClip, VerifyRequest
 from decoder_service.engine.language_model import visual_token_ids
 
 END = -1
@@ -73,25 +76,47 @@ class Reference:
 
     def _inputs(self, request: VerifyRequest) -> Any:
         limits = self._processor.image_processor.size
-        pictures = [
-            {
-                "type": "image",
-                "image": Image.open(io.BytesIO(data)),
-                "min_pixels": limits["shortest_edge"],
-                "max_pixels": limits["longest_edge"],
-            }
-            for data in request.images
+        budget = {"min_pixels": limits["shortest_edge"], "max_pixels": limits["longest_edge"]}
+        shown = [
+            {"type": "video"}
+            if isinstance(each, FrameClip)
+            else {"type": "image", "image": _open(each), **budget}
+            for each in request.media
         ]
         said = [text for each in request.earlier for text in (each.question, each.answer)]
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": ("user", "assistant")[place % 2], "content": [{"type": "text", "text": text}]}
             for place, text in enumerate([*said, request.question])
         ]
-        messages[0]["content"] = [*pictures, *messages[0]["content"]]
+        messages[0]["content"] = [*shown, *messages[0]["content"]]
         text = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         patch = self._processor.image_processor.patch_size
-        resized, _ = process_vision_info(messages, image_patch_size=patch)
-        return self._processor(text=[text], images=resized, do_resize=False, return_tensors="pt")
+        pictures = [part for part in shown if part["type"] == "image"]
+        resized = [fetch_image(part, image_patch_size=patch) for part in pictures]
+        clips = [each for each in request.media if isinstance(each, FrameClip)]
+        return self._processor(
+            text=[text], images=resized or None, do_resize=False, return_tensors="pt", **_clip_inputs(clips)
+        )
+
+
+def _open(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+def _clip_inputs(clips: Sequence[FrameClip]) -> dict[str, Any]:
+    """Clips of their final size, every frame of them, with the times that they say."""
+    if not clips:
+        return {}
+    return {
+        "videos": [np.stack([np.asarray(_open(frame)) for frame in clip.frames]) for clip in clips],
+        "video_metadata": [
+            VideoMetadata(
+                total_num_frames=len(clip.frames), fps=clip.fps, frames_indices=list(range(len(clip.frames)))
+            )
+            for clip in clips
+        ],
+        "do_sample_frames": False,
+    }
 
 
 def _relative_gap(scores: torch.Tensor) -> float:

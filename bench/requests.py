@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 _SIZES = ((64, 64), (96, 96), (160, 192), (128, 64), (256, 256), (200, 120), (100, 250), (224, 224))
+_CLIP_SIZES = ((64, 64), (96, 96), (128, 64))
 # Mostly such as have many answers: equal short answers prove little.
 _QUESTIONS = (
     "Describe the picture.",
@@ -34,11 +35,23 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameClip:
+    """A clip as encoded pictures, so many of them a second."""
+
+    frames: tuple[bytes, ...]
+    fps: float
+
+
+Medium = bytes | FrameClip
+"""A picture as an encoded file, or a clip."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """One question, with its pictures (encoded files) in front of everything that was ever asked."""
+    """One question, with its pictures and clips in front of everything that was ever asked."""
 
     name: str
-    images: tuple[bytes, ...]
+    media: tuple[Medium, ...]
     question: str
     max_output_tokens: int
     min_output_tokens: int = 0
@@ -52,7 +65,7 @@ def verify_requests(count: int, seed: int, *, forced_tokens: int = 0) -> list[Ve
     return [_request(index, next(source), forced_tokens) for index in range(count)]
 
 
-_Content = tuple[tuple[bytes, ...], str, tuple[Exchange, ...]]
+_Content = tuple[tuple[Medium, ...], str, tuple[Exchange, ...]]
 
 
 def _endless(rng: random.Random) -> Iterator[_Content]:
@@ -64,22 +77,25 @@ def _endless(rng: random.Random) -> Iterator[_Content]:
         yield (picture(rng),), " ".join(rng.choice(_QUESTIONS) for _ in range(rng.randint(2, 12))), ()
         yield tuple(picture(rng) for _ in range(3)), "What colour is the shape in the second picture?", ()
         yield from _conversation(rng)
+        yield (clip(rng),), "What do you see?", ()
+        yield (picture(rng), clip(rng), picture(rng)), "What is in the picture?", ()
+        yield (clip(rng), picture(rng), clip(rng)), "Which way does it move?", ()
 
 
 def _conversation(rng: random.Random) -> Iterator[_Content]:
     """A question about a picture, another about the same, and two ways in which the talk may go on."""
-    images, question = (picture(rng),), "What do you see?"
-    yield images, question, ()
-    yield images, "What do you see? And where?", ()
+    media, question = (picture(rng),), "What do you see?"
+    yield media, question, ()
+    yield media, "What do you see? And where?", ()
     for answer in ("A red circle.", "A red square and nothing else."):
-        yield images, rng.choice(_QUESTIONS), (Exchange(question, answer),)
+        yield media, rng.choice(_QUESTIONS), (Exchange(question, answer),)
 
 
 def _request(index: int, content: _Content, forced_tokens: int) -> VerifyRequest:
-    images, question, earlier = content
+    media, question, earlier = content
     return VerifyRequest(
-        name=f"request {index} ({len(images)} pictures, {len(earlier)} earlier turns)",
-        images=images,
+        name=f"request {index} ({len(media)} pictures or clips, {len(earlier)} earlier turns)",
+        media=media,
         question=question,
         max_output_tokens=max(forced_tokens, 8 + 5 * (index % 8)),
         min_output_tokens=forced_tokens,
@@ -89,7 +105,17 @@ def _request(index: int, content: _Content, forced_tokens: int) -> VerifyRequest
 
 def picture(rng: random.Random) -> bytes:
     """A PNG of one to three coloured shapes in one of several sizes."""
-    width, height = rng.choice(_SIZES)
+    return _drawing(rng, *rng.choice(_SIZES))
+
+
+def clip(rng: random.Random) -> FrameClip:
+    """One to seven drawings of a size that needs no resize, at one of several rates."""
+    size = rng.choice(_CLIP_SIZES)
+    frames = tuple(_drawing(rng, *size) for _ in range(rng.randint(1, 7)))
+    return FrameClip(frames, rng.choice((1.0, 2.0, 4.0)))
+
+
+def _drawing(rng: random.Random, width: int, height: int) -> bytes:
     image = Image.new("RGB", (width, height), rng.choice(("white", "lightgray", "lightyellow")))
     draw = ImageDraw.Draw(image)
     for _ in range(rng.randint(1, 3)):

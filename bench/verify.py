@@ -91,7 +91,7 @@ class Verifier:
         """Starts a pair for each setup in turn; on the first one the control is made as well."""
         conditions: list[Verified] = []
         differing: tuple[int, ...] = ()
-        pictured = [number for number, each in enumerate(self._requests) if each.images]
+        pictured = [number for number, each in enumerate(self._requests) if each.media]
         for setup in tqdm(setups(self._checkpoint), desc="setups", leave=False, disable=None):
             port = free_port()
             own = {**setup.environment, "LENSPAIR_METRICS_PORT": str(port)}
@@ -168,7 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, default=DEMO_CHECKPOINT, help="directory to verify")
     parser.add_argument("--generated", action="store_true", help="verify generated checkpoints of each kind")
-    parser.add_argument("--requests", type=int, default=40, help="how many requests (default: 40)")
+    parser.add_argument("--requests", type=int, default=42, help="how many requests (default: 42)")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests and weights (default: 0)")
     parser.add_argument(
         "--forced-tokens", type=int, default=0, help="forbid the end of an answer before so many tokens"

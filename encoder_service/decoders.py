@@ -50,12 +50,18 @@ class Decoders:
         return media_jobs.unpack_frames(await self._run(job, data))
 
     async def frames(
-        self, files: Sequence[bytes], times: Sequence[float], header: PictureHeader, size: Size
+        self,
+        files: Sequence[bytes],
+        numbers: Sequence[int],
+        times: Sequence[float],
+        header: PictureHeader,
+        size: Size,
     ) -> Frames:
-        """A clip of encoded pictures, the first of which has the header."""
+        """A clip of encoded pictures, the first of which has the header; errors name them by `numbers`."""
         job = {
             "do": "frames",
             "sizes": [len(file) for file in files],
+            "numbers": numbers,
             "times": times,
             "header": (header.width, header.height),
             "size": size,

@@ -18,7 +18,7 @@ from encoder_service.media_jobs import ClipPlan
 from encoder_service.preprocess import ImagePreprocessor
 from encoder_service.sampling import TEMPORAL_PATCH, choose_frames
 from encoder_service.tower import Patches
-from shared.errors import InvalidMedia, MediaTooLarge
+from shared.errors import InvalidMedia, InvalidRequest, MediaTooLarge
 from shared.features.grid import Grid
 from shared.features.key import EffectiveSettings, Modality
 
@@ -131,11 +131,16 @@ class Intake:
                 limit="max_clip_frames",
                 value=str(most),
             )
-        header = await self._decoders.picture_header(content.frames[chosen[0]])
+        try:
+            header = await self._decoders.picture_header(content.frames[chosen[0]])
+        except InvalidRequest as error:
+            error.field = f"media.frames[{chosen[0]}]"
+            raise
         size = self._clip_size(header.width, header.height, len(chosen), settings)
         files, times = _pick(content.frames, chosen), _pick(content.times, chosen)
         return Survey(
-            self._clips.grid(size, len(chosen)), lambda: self._decoders.frames(files, times, header, size)
+            self._clips.grid(size, len(chosen)),
+            lambda: self._decoders.frames(files, chosen, times, header, size),
         )
 
     def _clip_size(self, width: int, height: int, count: int, settings: EffectiveSettings) -> tuple[int, int]:

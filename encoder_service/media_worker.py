@@ -14,7 +14,10 @@ from PIL import Image
 from encoder_service import media
 from encoder_service.clip import Frames, decode_clip, read_clip_header
 from encoder_service.media_jobs import DecoderLimits, pack, pack_frames, unpack, unpack_plan
+from shared.errors import InvalidMedia, InvalidRequest
 from shared.isolation.child import Handler, serve
+
+_OTHER_SIZE = "the frame does not have the size of the first one"
 
 
 def main() -> None:
@@ -62,15 +65,23 @@ class _Decoder:
     def frames(self, said: Mapping[str, Any], data: memoryview) -> bytes:
         """Encoded pictures of one size, as they follow one another."""
         frames, begin = [], 0
-        for size_bytes in said["sizes"]:
+        for number, size_bytes in zip(said["numbers"], said["sizes"], strict=True):
             file = bytes(data[begin : begin + size_bytes])
-            frames.append(self._resized(file, said["header"], said["size"]))
+            try:
+                frames.append(self._resized(file, said["header"], said["size"]))
+                if frames[-1].shape != frames[0].shape:
+                    raise InvalidMedia(_OTHER_SIZE)
+            except InvalidRequest as error:
+                error.field = f"media.frames[{number}]"
+                raise
             begin += size_bytes
         return pack_frames(Frames(np.stack(frames), tuple(said["times"])))
 
     def _resized(self, data: bytes, header: tuple[int, int], size: tuple[int, int]) -> Any:
         """A picture in the size found for the sides in its header, which its orientation may swap."""
         image = media.decode(data, self._limits.media)
+        if sorted(image.size) != sorted(header):
+            raise InvalidMedia(_OTHER_SIZE)
         if list(image.size) != list(header):
             size = (size[1], size[0])
         if image.size != tuple(size):

@@ -30,6 +30,7 @@ from lenspair_client.options import ClientOptions
 from lenspair_client.values import (
     Answer,
     Candidate,
+    Clip,
     Feature,
     FeatureDescription,
     Generation,
@@ -48,6 +49,7 @@ __all__ = [
     "AsyncLenspairClient",
     "Candidate",
     "ClientOptions",
+    "Clip",
     "DeadlineExceeded",
     "FailedPrecondition",
     "Feature",

@@ -5,7 +5,6 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +17,7 @@ from lenspair_client.values import (
     Feature,
     FeatureDescription,
     Generation,
+    Image,
     MediaSettings,
     StoreStats,
     TokenCount,
@@ -46,7 +46,7 @@ class AsyncLenspairClient:
         self._calls = AsyncCalls(encoder, decoder, options)
 
     async def encode(
-        self, image: bytes | Path, *, settings: MediaSettings | None = None, timeout: float | None = None
+        self, image: Image, *, settings: MediaSettings | None = None, timeout: float | None = None
     ) -> Feature:
         """Makes sure that a picture's features are in the store.
 
@@ -55,14 +55,14 @@ class AsyncLenspairClient:
         return await self._calls.run(self._requests.encode(image, settings, timeout))
 
     async def lookup(
-        self, image: bytes | Path, *, settings: MediaSettings | None = None, timeout: float | None = None
+        self, image: Image, *, settings: MediaSettings | None = None, timeout: float | None = None
     ) -> Feature | None:
         """A picture's features, if the store has them; the picture itself is not sent."""
         return await self._calls.run(self._requests.look_up(image, settings, timeout))
 
     async def ensure(
         self,
-        images: Sequence[bytes | Path],
+        images: Sequence[Image],
         *,
         settings: MediaSettings | None = None,
         timeout: float | None = None,
@@ -89,7 +89,7 @@ class AsyncLenspairClient:
     async def ask(
         self,
         question: str,
-        images: Sequence[bytes | Path] = (),
+        images: Sequence[Image] = (),
         *,
         system: str = "",
         generation: Generation | None = None,
@@ -114,7 +114,7 @@ class AsyncLenspairClient:
     def ask_stream(
         self,
         question: str,
-        images: Sequence[bytes | Path] = (),
+        images: Sequence[Image] = (),
         *,
         system: str = "",
         generation: Generation | None = None,

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from lenspair_client import answers, retry
 from lenspair_client.deadline import Deadline
@@ -12,7 +11,7 @@ from lenspair_client.media import Media
 from lenspair_client.persistence import Failures, persist
 from lenspair_client.pictures import Pictures
 from lenspair_client.progress import Progress
-from lenspair_client.values import Answer, Feature, Generation, Turn
+from lenspair_client.values import Answer, Feature, Generation, Image, Turn
 
 # A feature that is lost again and again is lost for good: the services have different stores or store keys.
 _MOST_LOSSES = 8
@@ -23,7 +22,7 @@ class Question:
     """What a caller of `ask` wants to know: the pictures stand before the text, in their order."""
 
     text: str
-    images: tuple[bytes | Path, ...]
+    images: tuple[Image, ...]
     system: str
     generation: Generation
 

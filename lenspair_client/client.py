@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Sequence
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +14,7 @@ from lenspair_client.values import (
     Feature,
     FeatureDescription,
     Generation,
+    Image,
     MediaSettings,
     StoreStats,
     TokenCount,
@@ -41,7 +41,7 @@ class LenspairClient:
         self._calls = BlockingCalls(encoder, decoder, options)
 
     def encode(
-        self, image: bytes | Path, *, settings: MediaSettings | None = None, timeout: float | None = None
+        self, image: Image, *, settings: MediaSettings | None = None, timeout: float | None = None
     ) -> Feature:
         """Makes sure that a picture's features are in the store.
 
@@ -50,14 +50,14 @@ class LenspairClient:
         return self._calls.run(self._requests.encode(image, settings, timeout))
 
     def lookup(
-        self, image: bytes | Path, *, settings: MediaSettings | None = None, timeout: float | None = None
+        self, image: Image, *, settings: MediaSettings | None = None, timeout: float | None = None
     ) -> Feature | None:
         """A picture's features, if the store has them; the picture itself is not sent."""
         return self._calls.run(self._requests.look_up(image, settings, timeout))
 
     def ensure(
         self,
-        images: Sequence[bytes | Path],
+        images: Sequence[Image],
         *,
         settings: MediaSettings | None = None,
         timeout: float | None = None,
@@ -84,7 +84,7 @@ class LenspairClient:
     def ask(
         self,
         question: str,
-        images: Sequence[bytes | Path] = (),
+        images: Sequence[Image] = (),
         *,
         system: str = "",
         generation: Generation | None = None,
@@ -109,7 +109,7 @@ class LenspairClient:
     def ask_stream(
         self,
         question: str,
-        images: Sequence[bytes | Path] = (),
+        images: Sequence[Image] = (),
         *,
         system: str = "",
         generation: Generation | None = None,

@@ -8,11 +8,11 @@ asyncio client each do what is asked in their own way, and hold no logic.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
+from lenspair_client.values import Image
 from shared.pb.lenspair.decoder.v1.decoder_pb2 import StreamGenerateRequest
 from shared.pb.lenspair.encoder.v1.encoder_pb2 import StreamEncodeRequest
 
@@ -36,7 +36,7 @@ class Method(StrEnum):
 class Load:
     """Read a picture and compute its digest; gives a Media."""
 
-    image: bytes | Path
+    image: Image
 
 
 @dataclass(frozen=True, slots=True)

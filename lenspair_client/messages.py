@@ -47,10 +47,15 @@ _OUTCOMES = {
 def encode_request(
     media: Media, settings: MediaSettings, *, allow_hand_over: bool
 ) -> encoder_pb2.EncodeRequest:
-    """One picture in one message."""
+    """One picture or clip in one message."""
+    if media.frames:
+        frames = encoder_pb2.FrameList(frames=media.frames, timestamps=media.timestamps)
+        sent = encoder_pb2.Media(modality=_modality(media), frames=frames)
+    else:
+        sent = encoder_pb2.Media(modality=_modality(media), data=media.data)
     return encoder_pb2.EncodeRequest(
-        media=encoder_pb2.Media(modality=encoder_pb2.MODALITY_IMAGE, data=media.data),
-        settings=_settings(settings),
+        media=sent,
+        settings=_settings(settings, media),
         allow_hand_over=allow_hand_over,
     )
 
@@ -58,12 +63,12 @@ def encode_request(
 def encode_chunks(
     media: Media, settings: MediaSettings, *, allow_hand_over: bool
 ) -> Iterator[encoder_pb2.StreamEncodeRequest]:
-    """One picture as a header and chunks."""
+    """One picture or clip as a header and chunks."""
     yield encoder_pb2.StreamEncodeRequest(
         header=encoder_pb2.StreamEncodeHeader(
-            modality=encoder_pb2.MODALITY_IMAGE,
+            modality=_modality(media),
             size_bytes=len(media.data),
-            settings=_settings(settings),
+            settings=_settings(settings, media),
             allow_hand_over=allow_hand_over,
         )
     )
@@ -72,14 +77,8 @@ def encode_chunks(
 
 
 def lookup_request(medias: Sequence[Media], settings: MediaSettings) -> encoder_pb2.LookupFeaturesRequest:
-    """Asks for pictures by their content's digest."""
-    queries = [
-        encoder_pb2.FeatureQuery(
-            modality=encoder_pb2.MODALITY_IMAGE, sha256=media.sha256, settings=_settings(settings)
-        )
-        for media in medias
-    ]
-    return encoder_pb2.LookupFeaturesRequest(queries=queries)
+    """Asks for pictures and clips by their contents' digests."""
+    return encoder_pb2.LookupFeaturesRequest(queries=[_query(media, settings) for media in medias])
 
 
 def generation_task(
@@ -220,10 +219,29 @@ def _sample(sample: decoder_pb2.Sample, summary: decoder_pb2.SampleSummary) -> S
     )
 
 
-def _settings(settings: MediaSettings) -> encoder_pb2.MediaSettings:
-    return encoder_pb2.MediaSettings(
+def _query(media: Media, settings: MediaSettings) -> encoder_pb2.FeatureQuery:
+    own = _settings(settings, media)
+    if media.frames:
+        frames = encoder_pb2.FrameDigests(sha256=media.frame_sha256s, timestamps=media.timestamps)
+        return encoder_pb2.FeatureQuery(modality=_modality(media), frames=frames, settings=own)
+    return encoder_pb2.FeatureQuery(modality=_modality(media), sha256=media.sha256, settings=own)
+
+
+def _modality(media: Media) -> encoder_pb2.Modality.ValueType:
+    return encoder_pb2.MODALITY_VIDEO if media.is_clip else encoder_pb2.MODALITY_IMAGE
+
+
+def _settings(settings: MediaSettings, media: Media) -> encoder_pb2.MediaSettings:
+    """What is for clips alone goes to clips alone: one request may hold both."""
+    own = encoder_pb2.MediaSettings(
         min_pixels=settings.min_pixels, max_pixels=settings.max_pixels, do_resize=settings.do_resize
     )
+    if media.is_clip:
+        clip = encoder_pb2.MediaSettings(
+            total_pixels=settings.total_pixels, fps=settings.fps, num_frames=settings.num_frames
+        )
+        own.MergeFrom(clip)
+    return own
 
 
 def _part(part: str | Feature) -> decoder_pb2.Part:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from pathlib import Path
 
 from lenspair_client import messages
 from lenspair_client.deadline import Deadline
@@ -10,7 +9,7 @@ from lenspair_client.effects import Effect, Flow, Load, Method, Together, Unary,
 from lenspair_client.errors import Unavailable
 from lenspair_client.media import Media
 from lenspair_client.persistence import persist
-from lenspair_client.values import Feature, MediaSettings
+from lenspair_client.values import Feature, Image, MediaSettings
 
 # Room for everything in an Encode message but the picture.
 _MESSAGE_OVERHEAD_BYTES = 4096
@@ -34,7 +33,7 @@ class Pictures:
         self._deadline = deadline
         self._most_bytes = max_message_bytes - _MESSAGE_OVERHEAD_BYTES
 
-    def load(self, images: Sequence[bytes | Path]) -> Flow[list[Media]]:
+    def load(self, images: Sequence[Image]) -> Flow[list[Media]]:
         """Reads all pictures."""
         medias: list[Media] = yield Together([_load(image) for image in images])
         return medias
@@ -97,6 +96,6 @@ class Pictures:
         return Unary(Method.ENCODE, request, timeout)
 
 
-def _load(image: bytes | Path) -> Flow[Media]:
+def _load(image: Image) -> Flow[Media]:
     media: Media = yield Load(image)
     return media

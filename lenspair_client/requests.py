@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from lenspair_client import answers, asking, stored
 from lenspair_client.deadline import Deadline
@@ -15,6 +14,7 @@ from lenspair_client.values import (
     Feature,
     FeatureDescription,
     Generation,
+    Image,
     MediaSettings,
     StoreStats,
     TokenCount,
@@ -28,15 +28,13 @@ class Requests:
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
 
-    def encode(
-        self, image: bytes | Path, settings: MediaSettings | None, timeout: float | None
-    ) -> Flow[Feature]:
+    def encode(self, image: Image, settings: MediaSettings | None, timeout: float | None) -> Flow[Feature]:
         pictures = self._pictures(settings, self._deadline(timeout))
         medias = yield from pictures.load([image])
         return (yield from pictures.encode(medias[0]))
 
     def look_up(
-        self, image: bytes | Path, settings: MediaSettings | None, timeout: float | None
+        self, image: Image, settings: MediaSettings | None, timeout: float | None
     ) -> Flow[Feature | None]:
         pictures = self._pictures(settings, self._deadline(timeout))
         medias = yield from pictures.load([image])
@@ -44,7 +42,7 @@ class Requests:
         return found[0]
 
     def ensure(
-        self, images: Sequence[bytes | Path], settings: MediaSettings | None, timeout: float | None
+        self, images: Sequence[Image], settings: MediaSettings | None, timeout: float | None
     ) -> Flow[tuple[Feature, ...]]:
         pictures = self._pictures(settings, self._deadline(timeout))
         medias = yield from pictures.load(images)
@@ -66,7 +64,7 @@ class Requests:
     def ask(
         self,
         question: str,
-        images: Sequence[bytes | Path],
+        images: Sequence[Image],
         *,
         system: str,
         generation: Generation | None,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -21,11 +22,35 @@ FinishReason = Literal["stop", "length", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class MediaSettings:
-    """The wishes of one request for its pictures; what is None takes the server's default."""
+    """The wishes of one request for its pictures and clips; what is None takes the server's default.
+
+    Pixels are those of a picture, or of each frame of a clip; the last three are for clips alone, `fps` and
+    `num_frames` exclude one another.
+    """
 
     min_pixels: int | None = None
     max_pixels: int | None = None
     do_resize: bool | None = None
+    total_pixels: int | None = None
+    fps: float | None = None
+    num_frames: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A video file (MP4, WebM, AVI or GIF), or encoded pictures with the time of each in seconds."""
+
+    file: bytes | Path | None = field(default=None, repr=False)
+    frames: tuple[bytes, ...] = field(default=(), repr=False)
+    timestamps: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (not self.frames) or len(self.frames) != len(self.timestamps):
+            raise ValueError("a clip is a file, or frames with as many timestamps")
+
+
+Image = bytes | Path | Clip
+"""What can be asked about: a picture by its bytes or its file, or a clip."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from demo.pair import DEMO_CHECKPOINT, Pair
 from shared.features.bundle import FeatureBundle
 from shared.features.key import FeatureKey
 
-REQUESTS = [request for request in verify_requests(24, seed=3) if request.images]
+REQUESTS = [request for request in verify_requests(24, seed=3) if request.media]
 
 
 async def test_each_level_shows_in_the_answers(pair: Pair) -> None:
@@ -35,7 +35,7 @@ async def test_a_record_without_a_level_is_refused(pair: Pair) -> None:
     request = REQUESTS[0]
     store = open_pair_store(pair.store_url, DEMO_CHECKPOINT)
     async with PairClient(pair.encoder.address, pair.decoder.address) as client:
-        key = FeatureKey.parse(await client.encode(request.images[0]))
+        key = FeatureKey.parse(await client.encode(request.media[0]))
         stored = await store.look_up(key)
         assert stored is not None
         bundle = await store.fetch(stored.manifest)

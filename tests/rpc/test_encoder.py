@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
+import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -241,15 +242,38 @@ async def test_reversed_budgets_name_both_values(server: Server) -> None:
 
 
 IMAGE = pb.MODALITY_IMAGE
+VIDEO = pb.MODALITY_VIDEO
+
+
+def frame_list(
+    *frames: bytes,
+    modality: pb.Modality.ValueType,
+    fps: float | None = None,
+    timestamps: Sequence[float] = (),
+) -> pb.EncodeRequest:
+    sent = pb.FrameList(frames=frames, fps=fps, timestamps=timestamps)
+    return pb.EncodeRequest(media=pb.Media(modality=modality, frames=sent))
+
+
 BAD_REQUESTS: list[tuple[pb.EncodeRequest, str, str]] = [
     (pb.EncodeRequest(), "INVALID_REQUEST", "media"),
     (pb.EncodeRequest(media=pb.Media(data=b"x")), "INVALID_REQUEST", "media.modality"),
     (pb.EncodeRequest(media=pb.Media(modality=IMAGE)), "INVALID_REQUEST", "media.data"),
     (
         pb.EncodeRequest(media=pb.Media(modality=pb.MODALITY_VIDEO, data=b"x")),
-        "NOT_SUPPORTED",
-        "media.modality",
+        "INVALID_MEDIA",
+        "media.data",
     ),
+    (frame_list(modality=VIDEO), "INVALID_REQUEST", "media.frames"),
+    (frame_list(b"x", modality=VIDEO), "INVALID_REQUEST", "media.frames.timestamps"),
+    (frame_list(b"x", modality=VIDEO, fps=1, timestamps=[0]), "INVALID_REQUEST", "media.frames.timestamps"),
+    (frame_list(b"x", modality=VIDEO, fps=0), "INVALID_REQUEST", "media.frames.fps"),
+    (frame_list(b"x", modality=VIDEO, fps=float("nan")), "INVALID_REQUEST", "media.frames.fps"),
+    (frame_list(b"x", b"y", modality=VIDEO, timestamps=[0]), "INVALID_REQUEST", "media.frames.timestamps"),
+    (frame_list(b"x", b"y", modality=VIDEO, timestamps=[1, 0]), "INVALID_REQUEST", "media.frames.timestamps"),
+    (frame_list(b"x", modality=VIDEO, timestamps=[-1]), "INVALID_REQUEST", "media.frames.timestamps"),
+    (frame_list(b"x", modality=VIDEO, timestamps=[math.inf]), "INVALID_REQUEST", "media.frames.timestamps"),
+    (frame_list(b"x", modality=VIDEO, fps=1), "INVALID_MEDIA", "media.frames[0]"),
     (
         pb.EncodeRequest(media=pb.Media(modality=IMAGE, uri="file:///etc/hostname")),
         "NOT_SUPPORTED",
@@ -257,8 +281,8 @@ BAD_REQUESTS: list[tuple[pb.EncodeRequest, str, str]] = [
     ),
     (pb.EncodeRequest(media=pb.Media(modality=IMAGE, uri="../x.png")), "NOT_SUPPORTED", "media.uri"),
     (
-        pb.EncodeRequest(media=pb.Media(modality=IMAGE, frames=pb.FrameList(frames=[b"x"]))),
-        "NOT_SUPPORTED",
+        frame_list(b"x", modality=IMAGE, fps=1),
+        "INVALID_REQUEST",
         "media.frames",
     ),
     (
@@ -303,7 +327,7 @@ BAD_STREAMS: list[tuple[list[pb.StreamEncodeRequest], str, str]] = [
     ([header(size_bytes=0)], "INVALID_REQUEST", "header.size_bytes"),
     ([header(size_bytes=-1)], "INVALID_REQUEST", "header.size_bytes"),
     ([header(modality=pb.MODALITY_UNSPECIFIED)], "INVALID_REQUEST", "header.modality"),
-    ([header(modality=pb.MODALITY_VIDEO)], "NOT_SUPPORTED", "header.modality"),
+    ([header(modality=pb.MODALITY_VIDEO), CHUNK, CHUNK], "INVALID_MEDIA", "media.data"),
     ([header(near_match=pb.NearMatchPolicy(tolerance=1))], "NOT_SUPPORTED", "header.near_match"),
     (
         [header(settings=pb.MediaSettings(max_pixels=0))],
@@ -359,7 +383,13 @@ BAD_QUERIES: list[tuple[list[pb.FeatureQuery], str, str]] = [
     ([QUERY, pb.FeatureQuery(sha256=bytes(32))], "INVALID_REQUEST", "queries[1].modality"),
     ([pb.FeatureQuery(modality=IMAGE)], "INVALID_REQUEST", "queries[0].sha256"),
     ([pb.FeatureQuery(modality=IMAGE, sha256=bytes(31))], "INVALID_REQUEST", "queries[0].sha256"),
-    ([pb.FeatureQuery(modality=IMAGE, frames=pb.FrameDigests())], "NOT_SUPPORTED", "queries[0].frames"),
+    ([pb.FeatureQuery(modality=IMAGE, frames=pb.FrameDigests())], "INVALID_REQUEST", "queries[0].frames"),
+    ([pb.FeatureQuery(modality=VIDEO, frames=pb.FrameDigests())], "INVALID_REQUEST", "queries[0].frames"),
+    (
+        [pb.FeatureQuery(modality=VIDEO, frames=pb.FrameDigests(sha256=[bytes(31)], fps=1))],
+        "INVALID_REQUEST",
+        "queries[0].frames.sha256",
+    ),
     (
         [pb.FeatureQuery(modality=IMAGE, sha256=bytes(32), settings=pb.MediaSettings(fps=1))],
         "INVALID_MEDIA_SETTINGS",

@@ -105,10 +105,11 @@ async def an_encoder(
     leases: FeatureLeases | None = None,
     model: str = "a model",
     max_queue_items: int = 64,
+    max_batch_patches: int = 4096,
     limits: MediaLimits = LIMITS,
 ) -> AsyncIterator[Harness]:
     tower = FakeTower()
-    worker = Worker(tower, BatchLimits(16, 4096, max_queue_items, 65_536, window_seconds=0.002))
+    worker = Worker(tower, BatchLimits(16, max_batch_patches, max_queue_items, 65_536, window_seconds=0.002))
     decoders = Decoders(
         DecoderLimits(limits, CLIP_LIMITS), num_processes=2, max_bytes=1 << 30, timeout_seconds=20
     )

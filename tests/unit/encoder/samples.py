@@ -70,7 +70,7 @@ def _png_chunk(kind: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def patches(preprocessor: ImagePreprocessor, image: Image.Image, settings: EffectiveSettings) -> Patches:
+def patches_of(preprocessor: ImagePreprocessor, image: Image.Image, settings: EffectiveSettings) -> Patches:
     """As the encoder makes them of a picture: resized once, where it is decoded, and cut."""
     size = preprocessor.target_size(*image.size, settings, limit_pixels=image.width * image.height)
     return preprocessor.patches(image.resize(size, Image.Resampling.BICUBIC))

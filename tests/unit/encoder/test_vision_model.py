@@ -32,7 +32,9 @@ def model(checkpoint: Path) -> VisionModel:
 
 @pytest.fixture(scope="module")
 def pictures(demo_preprocessor: ImagePreprocessor) -> list[Patches]:
-    return [patches_of(demo_preprocessor, noise(*size, seed=seed), SETTINGS) for seed, size in enumerate(SIZES)]
+    return [
+        patches_of(demo_preprocessor, noise(*size, seed=seed), SETTINGS) for seed, size in enumerate(SIZES)
+    ]
 
 
 def _assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
