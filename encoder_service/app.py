@@ -106,6 +106,7 @@ def build(settings: EncoderSettings, servicer: EncoderServicer) -> Encoder:
         ("checkpoint", checkpoint.fingerprint),
         *images.namespace_fields(),
         *clips.namespace_fields(),
+        *policies.clip.namespace_fields(),
     ]
     offers = hand_over(settings, open_codec(settings, checkpoint.fingerprint))
     stored_as = stored_dtype(settings.store_dtype, placement.dtype)

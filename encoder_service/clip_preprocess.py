@@ -20,6 +20,8 @@ from encoder_service.tower import Patches
 from shared.features.grid import Grid
 from shared.features.key import EffectiveSettings
 
+# Part of every key's namespace: raise the version when the same clip may give other pixels or times.
+RULES = "evenly-upright-over-white-bicubic-once/1"
 _VALUES = (
     "do_convert_rgb",
     "do_normalize",
@@ -109,6 +111,7 @@ class ClipPreprocessor:
     def namespace_fields(self) -> Iterator[tuple[str, str]]:
         """What decides the pixels of clips, for the namespace of keys."""
         values: dict[str, Any] = {name: getattr(self._processor, name) for name in _VALUES}
+        yield "clip", RULES
         yield "video_processor", type(self._processor).__name__
         yield "video_processor_values", json.dumps(values, sort_keys=True, default=list)
 

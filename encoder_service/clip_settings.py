@@ -4,6 +4,7 @@ Pixels are counts after resizing: `min_pixels` and `max_pixels` of each frame, `
 together. Nothing is clamped but the number of frames that `fps` asks for, which depends on the clip's length.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from encoder_service.media_settings import RequestedSettings, refusal
@@ -53,6 +54,10 @@ class ClipPolicy:
     def sampling(self, settings: EffectiveSettings) -> Sampling:
         """How many frames of a clip are looked at: each of them takes one visual token at the least."""
         return Sampling(settings.fps, settings.num_frames, self.min_frames, self.most_frames(settings))
+
+    def namespace_fields(self) -> Iterator[tuple[str, str]]:
+        """What decides the frames of a clip beside its settings, for the namespace of keys."""
+        yield "clip_frames", f"{self.min_frames} to {self.max_frames}"
 
     def most_frames(self, settings: EffectiveSettings) -> int:
         if settings.total_pixels is None:

@@ -10,7 +10,7 @@ from lenspair_client.advice import EXIT_CODES_HELP, UNUSABLE, exit_code, explain
 from lenspair_client.client import LenspairClient
 from lenspair_client.errors import LenspairClientError
 from lenspair_client.options import ClientOptions
-from lenspair_client.values import Answer, Generation, Turn
+from lenspair_client.values import Answer, Clip, Generation, Turn
 
 Command = Callable[[argparse.Namespace, LenspairClient], int]
 
@@ -104,18 +104,18 @@ def _generation(options: argparse.Namespace) -> Generation:
 
 
 def _encode(options: argparse.Namespace, client: LenspairClient) -> int:
-    for image in options.file:
-        feature = client.encode(image, timeout=options.timeout)
-        terminal.show_feature(image, feature, as_json=options.json)
+    for file in options.file:
+        feature = client.encode(_medium(file, options), timeout=options.timeout)
+        terminal.show_feature(file, feature, as_json=options.json)
     return 0
 
 
 def _lookup(options: argparse.Namespace, client: LenspairClient) -> int:
     is_any_missing = False
-    for image in options.file:
-        feature = client.lookup(image, timeout=options.timeout)
+    for file in options.file:
+        feature = client.lookup(_medium(file, options), timeout=options.timeout)
         is_any_missing |= feature is None
-        terminal.show_feature(image, feature, as_json=options.json)
+        terminal.show_feature(file, feature, as_json=options.json)
     return 1 if is_any_missing else 0
 
 
@@ -148,13 +148,21 @@ def _summary(answer: Answer) -> str:
     return " · ".join([*outcomes, tokens, times, f"ended by {answer.finish_reason}", *repeated, *resumed])
 
 
-def _as_json(answer: Answer, images: Sequence[Path]) -> dict[str, object]:
+def _medium(file: Path, options: argparse.Namespace) -> Path | Clip:
+    return Clip(file=file) if options.clip else file
+
+
+def _file_of(medium: Path | Clip) -> object:
+    return medium.file if isinstance(medium, Clip) else medium
+
+
+def _as_json(answer: Answer, images: Sequence[Path | Clip]) -> dict[str, object]:
     usage = answer.usage
     return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,
         "images": [
-            {"file": str(image), "outcome": feature.outcome, "tokens": feature.token_count}
+            {"file": str(_file_of(image)), "outcome": feature.outcome, "tokens": feature.token_count}
             for image, feature in zip(images, answer.features, strict=True)
         ],
         "input_tokens": usage.input_tokens,
@@ -182,10 +190,10 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--verbose", action="store_true", help="print the summary even to a file")
 
     encode = _add(commands, "encode", "have pictures' features in the store", _encode)
-    encode.add_argument("file", type=Path, nargs="+", help="a picture")
+    _add_files(encode)
 
     lookup = _add(commands, "lookup", "tell whether the store has pictures' features (1: not all)", _lookup)
-    lookup.add_argument("file", type=Path, nargs="+", help="a picture")
+    _add_files(lookup)
 
     count = _add(commands, "count", "count the tokens of a question; missing pictures are encoded", _count)
     _add_question(count)
@@ -278,6 +286,15 @@ def _file(path: str) -> str:
         raise argparse.ArgumentTypeError(f"{path} can't be read: {error}") from error
 
 
+def _clip(path: str) -> Clip:
+    return Clip(file=Path(path))
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, nargs="+", help="a picture")
+    parser.add_argument("--clip", action="store_true", help="the files are clips (MP4, WebM, AVI, GIF)")
+
+
 def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", help="what to ask")
     parser.add_argument(
@@ -287,4 +304,12 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help="a picture, before the question; may be given several times",
+    )
+    parser.add_argument(
+        "--clip",
+        type=_clip,
+        action="append",
+        dest="image",
+        metavar="FILE",
+        help="a clip (MP4, WebM, AVI, GIF), likewise; the order of pictures and clips is kept",
     )

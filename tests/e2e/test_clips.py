@@ -1,7 +1,12 @@
 """Clips through the running pair: looked at once, answered rightly, in any order with pictures."""
 
 import io
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image, ImageDraw
@@ -103,3 +108,19 @@ def test_what_is_no_clip_is_refused_and_harms_nobody(client: LenspairClient, med
         client.ensure([media])
     assert caught.value.field.startswith(("media", "queries[0].frames"))
     assert client.ask("What colour is the circle?", [circle("blue")]).text == "blue"
+
+
+def test_the_command_takes_clips_beside_pictures(pair: Pair, tmp_path: Path) -> None:
+    picture, file = tmp_path / "picture.png", tmp_path / "clip.mp4"
+    picture.write_bytes(circle("red"))
+    file.write_bytes(video(counted_frames(6), fps=3))
+
+    def lenspair(*arguments: object) -> Any:
+        servers = ["--encoder", pair.encoder.address, "--decoder", pair.decoder.address]
+        command = [sys.executable, "-m", "lenspair_client", *map(str, arguments), *servers, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    answer = lenspair("ask", "--image", picture, "--clip", file, "What do you see?")
+    assert [each["file"] for each in answer["images"]] == [str(picture), str(file)]
+    assert lenspair("encode", "--clip", file)["outcome"] == "hit"

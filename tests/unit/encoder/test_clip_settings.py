@@ -1,5 +1,6 @@
 """The settings of clips: what is filled in, what is refused, and what sizes come of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,12 @@ def test_what_can_not_be_is_refused_by_name(wishes: dict[str, Any], field: str) 
     with pytest.raises(InvalidMediaSettings) as caught:
         resolved(**wishes)
     assert caught.value.field == f"settings.{field}"
+
+
+def test_limits_that_decide_the_frames_are_part_of_the_namespace() -> None:
+    """Two servers with other caps give other features for the same request."""
+    other = replace(CLIP_POLICY, max_frames=32)
+    assert dict(other.namespace_fields()) != dict(CLIP_POLICY.namespace_fields())
 
 
 def test_frames_get_a_token_each_at_the_least() -> None:
