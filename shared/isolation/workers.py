@@ -19,6 +19,7 @@ from shared.errors import InvalidMedia, InvalidMediaSettings, InvalidRequest, Me
 from shared.isolation.frames import BrokenFrame, Kind, read_frame, write_frame
 
 START_SECONDS = 60
+ABANDONED_SECONDS = 1.0
 MAX_REFUSAL_BYTES = 64 * 1024
 
 # What a process needs to find Python and its packages; no secret of the service's environment goes along.
@@ -57,6 +58,7 @@ class IsolatedWorkers:
         self._timeout_seconds = timeout_seconds
         self._idle: asyncio.Queue[_Process] = asyncio.Queue()
         self._all: set[_Process] = set()
+        self._is_closed = False
         # Two threads each: the one of a process that was given up ends when its pipe does.
         self._threads = ThreadPoolExecutor(2 * num_processes, thread_name_prefix="isolated-work")
         for _ in range(num_processes):
@@ -74,6 +76,25 @@ class IsolatedWorkers:
             WorkerLost: it crashed, took too long or too much.
         """
         process = await self._living()
+        running = asyncio.create_task(self._serve(process, job))
+        running.add_done_callback(_seen)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # A job is mostly over soon, and a new process takes longer than that.
+            asyncio.get_running_loop().call_later(ABANDONED_SECONDS, _end, running, process)
+            raise
+
+    def close(self) -> None:
+        """Kills them all; jobs that run raise WorkerLost. Any thread may call it."""
+        self._is_closed = True
+        for process in list(self._all):
+            process.kill()
+        self._all.clear()
+        self._threads.shutdown(wait=False)
+
+    async def _serve(self, process: "_Process", job: bytes | bytearray | memoryview) -> bytearray:
+        """Runs the job, and gives the process back or replaces it, whether anybody still waits or not."""
         try:
             if not process.is_set_up:
                 await self._exchange(process, self._setup, START_SECONDS)
@@ -86,7 +107,7 @@ class IsolatedWorkers:
                 "an isolated process was lost", module=self._command[2], why=str(error) or "too slow"
             )
             raise WorkerLost(str(error) or "too slow") from None
-        except BaseException:  # the caller is gone: what comes out of this process is nobody's any more
+        except BaseException:  # cut short: what comes out of this process is nobody's any more
             self._replace(process)
             raise
         self._idle.put_nowait(process)
@@ -94,17 +115,10 @@ class IsolatedWorkers:
             raise refusal
         return answer
 
-    def close(self) -> None:
-        """Kills them all; jobs that run raise WorkerLost."""
-        for process in self._all:
-            process.kill()
-        self._all.clear()
-        self._threads.shutdown(wait=False)
-
     async def _living(self) -> "_Process":
         """One that died while it had nothing to do is no fault of the next job."""
         process = await self._idle.get()
-        while process.popen.poll() is not None and process in self._all:
+        while process.popen.poll() is not None and not self._is_closed:
             self._replace(process)
             process = await self._idle.get()
         return process
@@ -123,7 +137,7 @@ class IsolatedWorkers:
 
     def _replace(self, process: "_Process") -> None:
         process.kill()
-        if process in self._all:  # not closed meanwhile
+        if not self._is_closed:
             self._all.remove(process)
             self._start()
 
@@ -134,7 +148,12 @@ class _Process:
     def __init__(self, command: list[str]) -> None:
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         self.popen = subprocess.Popen(  # noqa: S603 - Python and a module of ours
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            bufsize=0,
+            process_group=0,  # an interrupt from the terminal is for us: this one ends when its pipe does
         )
         self.is_set_up = False
         self._exchanging = Lock()
@@ -152,6 +171,17 @@ class _Process:
         self.popen.kill()
         with self._exchanging, self.popen:  # an exchange ends at once; the pipes are closed behind it
             pass
+
+
+def _seen(running: "asyncio.Task[bytearray]") -> None:
+    """Nobody may be left who asks how it ended."""
+    if not running.cancelled():
+        running.exception()
+
+
+def _end(running: "asyncio.Task[bytearray]", process: "_Process") -> None:
+    if not running.done():
+        process.kill()
 
 
 def _refusal(answer: bytearray) -> InvalidRequest:

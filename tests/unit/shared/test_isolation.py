@@ -99,16 +99,44 @@ async def test_a_process_that_is_too_slow_is_replaced(job: bytes) -> None:
         workers.close()
 
 
-async def test_a_caller_who_goes_takes_the_process_along(workers: IsolatedWorkers) -> None:
-    """What it would have answered must never be taken for the next job's result."""
-    before = await process_of(workers)
-    call = asyncio.create_task(workers.run(b"sleep 1"))
+async def abandon(workers: IsolatedWorkers, job: bytes) -> None:
+    call = asyncio.create_task(workers.run(job))
     await asyncio.sleep(0.2)
     call.cancel()
     with suppress(asyncio.CancelledError):
         await call
-    assert await workers.run(b"echo next") == b"set up: next"
+
+
+async def test_a_short_job_of_a_caller_who_has_gone_costs_no_process(workers: IsolatedWorkers) -> None:
+    """What it answers must never be taken for the next job's result."""
+    before = await process_of(workers)
+    for number in range(3):
+        await abandon(workers, b"sleep 0.3")
+        assert await workers.run(b"echo %d" % number) == b"set up: %d" % number
+    assert await process_of(workers) == before
+
+
+@pytest.mark.parametrize("job", [b"sleep 100", b"spin"])
+async def test_a_long_job_of_a_caller_who_has_gone_is_ended(workers: IsolatedWorkers, job: bytes) -> None:
+    before = await process_of(workers)
+    await abandon(workers, job)
+    async with asyncio.timeout(10):
+        assert await workers.run(b"echo next") == b"set up: next"
     assert await process_of(workers) != before
+
+
+async def test_an_error_that_nobody_waits_for_disturbs_nobody(workers: IsolatedWorkers) -> None:
+    for job in (b"refuse", b"crash"):
+        call = asyncio.create_task(workers.run(job))
+        await asyncio.sleep(0)
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+    assert await workers.run(b"echo next") == b"set up: next"
+
+
+async def test_an_interrupt_from_the_terminal_is_not_for_them(workers: IsolatedWorkers) -> None:
+    assert os.getpgid(await process_of(workers)) != os.getpgid(0)
 
 
 async def test_a_caller_who_goes_while_he_waits_costs_nothing(workers: IsolatedWorkers) -> None:
