@@ -14,6 +14,7 @@ from shared.checkpoint import Checkpoint, Placement
 from shared.features.bundle import FeatureBundle
 from shared.features.grid import Grid
 from shared.features.key import Modality
+from shared.frozen_linear import return_freed_memory
 
 # Part of every key's namespace: raise the version when the same patches may give other features.
 IMPLEMENTATION = "own-layers/1"
@@ -29,6 +30,7 @@ class VisionModel:
     def __init__(self, tower: Any, device: torch.device, dtype: torch.dtype) -> None:
         config = tower.config
         self._layers = VisionLayers(tower)
+        return_freed_memory()
         self._device = device
         self._dtype = dtype
         self._merge_size = int(config.spatial_merge_size)

@@ -4,7 +4,6 @@ The half loads as the full model class without its tower, so that Transformers' 
 (the hub stores experts transposed) and its rules for tied embeddings apply. Vision weights stay on the disk.
 """
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from decoder_service.engine.attention import PackedPlan
 from decoder_service.engine.checks import ModelShape
 from decoder_service.engine.kv_pool import KVShape
 from decoder_service.engine.text_layers import Rotation, TextLayer, norm
+from shared.frozen_linear import return_freed_memory
 
 _VISION_WEIGHTS = [r"^model\.visual\."]
 
@@ -51,7 +51,7 @@ class LanguageModel:
         self._text = half.model.language_model
         self._layers = [TextLayer(layer, number) for number, layer in enumerate(self._text.layers)]
         _leave_file(half)
-        _return_freed_memory()
+        return_freed_memory()
         text = half.config.text_config
         self.vocab_size: int = text.vocab_size
         self.hidden_size: int = text.hidden_size
@@ -117,13 +117,6 @@ def _leave_file(half: Any) -> None:
     """Copies the weights that still lie in the mapped checkpoint, so that it can be let go."""
     for parameter in half.parameters():
         parameter.data = parameter.data.clone()
-
-
-def _return_freed_memory() -> None:
-    """Packing leaves holes behind, which glibc's allocator would keep; others may not have the function."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def visual_token_ids(config: Any) -> Iterator[int]:

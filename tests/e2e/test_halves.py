@@ -16,7 +16,7 @@ from demo.pair import Pair
 
 # What each service has imported once it serves.
 IMPORTS = {
-    "encoder": "import encoder_service.app; encoder_service.app.load_codecs()",
+    "encoder": "import encoder_service.app",
     "decoder": "import decoder_service.app",
 }
 
