@@ -241,6 +241,15 @@ def test_out_of_time(pair: FakePair) -> None:
     assert "--timeout gives it more time" in done.stderr
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs ignore interrupts, and so would a command that the tests start in one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_call_without_a_traceback(pair: FakePair) -> None:
     pair.decoder.hangs_after = 1
     with subprocess.Popen(
